@@ -14,11 +14,10 @@ from typing import Any
 from benchmarks.machine import available_cores
 from docs.generate import ROOT, table, write_measured
 from torchx_recsys.apps.calibrate.calibrate import processor_name
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Staging
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config, load_config
-from trainer.core.distributed import DistributedContext, process_group
-from trainer.core.local_shards import local_shards_of
+from trainer.core.distributed import DistributedContext, local_shards_of, process_group
 from trainer.training.setup import open_session
 
 PAGE = ROOT / "docs" / "guides" / "checkpoints.md"

@@ -26,11 +26,11 @@ from benchmarks.machine import describe_machine
 from benchmarks.ranks import run_on_ranks
 from docs.generate import ROOT, table, write_measured
 from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
+from torchx_recsys.planner.hardware import GIB
 from trainer.config.root import Config
+from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
-from trainer.core.logging import quiet_libraries
 from trainer.models import sequences
-from trainer.plan.memory import GIB
 from trainer.run.step_clock import peak_bytes
 from trainer.training.session import Session
 from trainer.training.setup import open_session

@@ -25,12 +25,12 @@ from docs.generate import ROOT, table, write_measured
 from torchx_recsys.planner.hardware import Cluster
 from torchx_recsys.planner.rank_memory import NONE, memory_of
 from trainer.config.root import Config
+from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.core.logging import quiet_libraries
 from trainer.models.builder import build_model
 from trainer.models.embeddings import table_shapes
+from trainer.plan.make_plan import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import shards_in_plan
 from trainer.training.setup import open_session
 

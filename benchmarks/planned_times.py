@@ -32,11 +32,11 @@ from docs.generate import ROOT, table, write_measured
 from torchx_recsys.apps.calibrate.steps import batches_in_memory
 from torchx_recsys.planner.hardware import Cluster
 from trainer.config.root import Config
+from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
-from trainer.core.logging import quiet_libraries
 from trainer.models.embeddings import table_shapes
+from trainer.plan.make_plan import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import time_of_plan
 from trainer.training.setup import open_session
 from trainer.training.sharded_model import build_unsharded_model

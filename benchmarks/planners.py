@@ -1,35 +1,40 @@
-"""Compares this project's planner with TorchRec's, and writes the table in docs: `python -m benchmarks.planners`.
+"""Compares this project's search for plans with TorchRec's, and writes the table in docs: `make plans`.
 
 Both plan by TorchRec's cost model, and TorchRec's own objects rate both plans. The times come from one machine, so
 unlike the output of `docs.generate` they do not follow changes of the code.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.constants import DDR_MEM_BW
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.types import CacheParams, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from benchmarks.machine import describe_machine
+from benchmarks.torchrec_estimate import Bandwidths, rate_by_torchrec
+from benchmarks.torchrec_planner import topology_of, torchrec_plan
 from docs.generate import ROOT, table, write_measured
-from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.problem import SHARDING_TYPES, Topology
+from torchx_recsys.planner.hardware import H100, HOSTS
+from torchx_recsys.planner.search import solve_within
+from torchx_recsys.planner.tables import SHARDING_TYPES
 from trainer.config.root import Config
 from trainer.models.embeddings import name_in_model, table_configs
-from trainer.plan.make_plan import plan_for
 from trainer.plan.sharding import sharders
-from trainer.plan.sharding_plan import shards_of, table_plans
-from trainer.plan.topology import topology_to_plan_for
-from trainer.plan.torchrec_planner import topology_of
+from trainer.plan.sharding_plan import shards_of, table_plans, to_sharding_plan
+from trainer.plan.tables import tables_to_plan
+from trainer.plan.topology import GB_PER_SECOND, topology_to_plan_for
 
 PAGE = ROOT / "docs" / "explanation" / "planner.md"
+RESERVE = 0.15  # of the memory of a rank, for what TorchRec's estimate leaves out
 WITH_HOST_MEMORY = ("fused", "fused_uvm", "fused_uvm_caching", "dense")
 Shape = tuple[int, int, float]  # rows, columns, ids per sample
 
@@ -54,14 +59,14 @@ class Case:
     gib: float = 80.0
     kernels: tuple[str, ...] = ()
 
-    def config(self, engine: str) -> Config:
-        """Returns the configuration of the case for a planner."""
+    def config(self) -> Config:
+        """Returns the configuration of the case."""
         sparse = {
             f"t{number:03}": {"rows": rows, "dimension": columns, "hotness": hotness}
             for number, (rows, columns, hotness) in enumerate(self.tables)
         }
-        planner: dict[str, Any] = {"engine": engine, "cost_model": "torchrec", "memory_gib": self.gib}
-        planner |= {
+        planner: dict[str, Any] = {
+            "memory_gib": self.gib,
             "sharding_types": list(SHARDING_TYPES),
             "hardware": "h100",
             "tables": {name: {"compute_kernels": list(self.kernels)} for name in sparse},
@@ -69,6 +74,19 @@ class Case:
         data = {"train": ["unread"], "global_batch_size": 1024 * self.ranks, "dense": {"d": {}}, "sparse": sparse}
         optimizer = {"sparse": {"name": "rowwise_adagrad"}}
         return Config.model_validate({"data": data, "planner": planner, "optimizer": optimizer})
+
+    def topology(self) -> Bandwidths:
+        """Returns the ranks of the case, with the bandwidths of their hosts."""
+        config, host = self.config(), HOSTS["h100"]
+        found = topology_to_plan_for(
+            config.data, config.planner, config.comms, config.train, self.ranks, self.per_host, "cuda"
+        )
+        return Bandwidths.of(
+            replace(found, gpu_bytes=int((1 - RESERVE) * found.gpu_bytes)),
+            host_bandwidth=DDR_MEM_BW,
+            intra_bandwidth=H100.nvlink_gb_per_second * GB_PER_SECOND,
+            inter_bandwidth=host.network_gb_per_second_per_gpu * GB_PER_SECOND,
+        )
 
 
 def random_tables(number: int, seed: int, columns: tuple[int, ...], largest: float = 7.0) -> list[Shape]:
@@ -114,7 +132,7 @@ def main() -> None:
     """Plans all cases and rewrites the table."""
     rows = []
     for case in cases():
-        ours, theirs = (compare(case, engine) for engine in ("search", "torchrec"))
+        ours, theirs = (compare(case, planner) for planner in (search_plan, torchrec_plan))
         rows.append([case.name, f"{len(case.tables)} x {case.ranks}", *_cells(ours, theirs)])
         print(*rows[-1], sep="  ", flush=True)
     headers = ["Case", "Tables x ranks", "ms, TorchRec", "ms, search", "Change", "s, TorchRec", "s, search"]
@@ -133,16 +151,20 @@ def _cells(ours: tuple[float, float], theirs: tuple[float, float]) -> list[str]:
     ]
 
 
-def compare(case: Case, engine: str) -> tuple[float, float]:
+def search_plan(model: nn.Module, config: Config, topology: Bandwidths) -> ShardingPlan:
+    """Returns the plan of this project's search, by TorchRec's estimates."""
+    tables = tables_to_plan(model, config, config.planner)
+    memory = np.array([topology.gpu_bytes, topology.host_bytes], dtype=float)
+    return to_sharding_plan(solve_within(rate_by_torchrec(tables, topology), topology, memory), tables, model)
+
+
+def compare(case: Case, planner: Callable[[nn.Module, Config, Bandwidths], ShardingPlan]) -> tuple[float, float]:
     """Returns TorchRec's estimate for the slowest rank in milliseconds, and the seconds of planning."""
-    config = case.config(engine)
+    config, topology = case.config(), case.topology()
     model = Tables(config)
     start = time.process_time()
-    plan, _ = plan_for(model, config, Cluster(None, case.ranks // case.per_host, case.per_host, on_gpu=True))
+    plan = planner(model, config, topology)
     seconds = time.process_time() - start
-    topology = topology_to_plan_for(
-        config.data, config.planner, config.comms, config.train, case.ranks, case.per_host, "cuda"
-    )
     return rated_by_torchrec(plan, config, model, topology), seconds
 
 
@@ -154,7 +176,7 @@ class Tables(nn.Module):
         self.tables = EmbeddingBagCollection(table_configs(config.data, config.model), device=torch.device("meta"))
 
 
-def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, topology: Topology) -> float:
+def rated_by_torchrec(plan: ShardingPlan, config: Config, model: nn.Module, topology: Bandwidths) -> float:
     """Returns the milliseconds of the slowest rank: the sum of TorchRec's estimates of the rank's shards."""
     placed = table_plans(plan)
     features = config.data.features_of_tables()

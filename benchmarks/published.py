@@ -1,6 +1,6 @@
 """Forecasts the steps of published runs, for the table in docs/explanation/published_runs.md: `make published`.
 
-Fits the constants of `torchx_recsys/planner/systems.py` to every other run of each benchmark, in the order of
+Fits the constants of `torchx_recsys/planner/topology.py` to every other run of each benchmark, in the order of
 docs/published.json, and tests the constants on the other runs. Measures nothing.
 """
 
@@ -19,7 +19,7 @@ from docs.generate import ROOT, table, write_measured
 from torchx_recsys.apps.plan.clusters import parse_cluster
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.step_time import StepTime
-from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS
+from torchx_recsys.planner.topology import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 

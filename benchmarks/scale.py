@@ -54,27 +54,26 @@ from torchx_recsys.planner.hardware import Cluster
 from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.retention import expired
 from trainer.checkpoint.store import Checkpoints, entry_of, find_damage
-from trainer.config.checkpoint import Retention
 from trainer.config.plan import CommsConfig
 from trainer.config.root import Config
+from trainer.config.train import Retention
 from trainer.core.distributed import DistributedContext
 from trainer.core.exchange import Exchange
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
 from trainer.data.files import DataFiles
-from trainer.data.lanes import Lanes, default_lanes, share_of
+from trainer.data.order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.outlines import COLUMNS, Outlines
-from trainer.data.shuffling import ends_of, epoch_order, windows
+from trainer.extensions.preflight import partners
 from trainer.metrics.base import Samples
 from trainer.metrics.binary import LogitHistogram
 from trainer.models.embeddings import table_shapes
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
-from trainer.plan.report import render_plan
 from trainer.plan.sharding import Unwrapped, sharders
+from trainer.plan.sharding_plan import render_plan
 from trainer.rules.blocks import Blocks
 from trainer.rules.row_map import RowMap
-from trainer.run.network_speed import partners
 from trainer.run.preemption import StopRequests
 from trainer.training.id_requests import IdRequests
 

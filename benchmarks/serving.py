@@ -158,7 +158,7 @@ def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
     chosen = find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint")
     model = load_model(config, SavedWeights(chosen, config.optimizer.ema, averages=False))
     files = find_files("data.test", config.data.test, config.data)
-    batch = next(read_rows(files, config, managed_ids(config, {}))).batch
+    batch = next(read_rows(files, config.data, managed_ids(config.data, {}))).batch
     scripted = script(model)
     torch.jit.save(scripted, folder / "scripted.pt")
     found = []

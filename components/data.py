@@ -98,7 +98,7 @@ def vocabulary(
     engine: str = "duckdb",
     overwrite: bool = False,
 ) -> AppDef:
-    """Counts the ids of columns, and writes those that get a row of their own in a table.
+    """Counts the ids of columns, and writes the list of ids that get their own row in a table.
 
     Example: torchx run -s local_cwd data.vocabulary --source data/movielens/train --columns item_id --min_count 2
 

@@ -45,7 +45,7 @@ def program(
         flags: Other names of flags in the command, with dashes.
         choices: The allowed values of flags.
         implied: Flags that are left out at their default, as they exclude others.
-        separator: Words before those that follow `--`.
+        separator: Words before the `--`.
         defaults: Other defaults of cpu, gpu and memMB. One process has no flag `gpu` unless it is here.
     """
     job_name = name or command

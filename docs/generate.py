@@ -7,7 +7,7 @@ take an argument: `<!-- generated: scheduler-options slurm -->`.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -24,13 +24,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: ([\w-]+)((?: \w+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMPONENT_FILES = ("dlrm", "data", "tools")
+OF_EVERY_JOB = ("h", "image", "env", "mounts", "metadata")
+WITH_DEFAULTS = ("cpu", "gpu", "memMB", "max_retries", "name")
+JOB_ARGUMENTS = (*OF_EVERY_JOB, *WITH_DEFAULTS)
 SOURCES = ("movielens", "criteo", "synthetic")
 READING_ORDER = (
     "__main__",
     "commands",
     "core/distributed",
     "training/loop",
+    "training/driver",
     "training/setup",
+    "training/epochs",
     "training/resume",
     "training/session",
     "training/sharded_model",
@@ -39,13 +44,11 @@ READING_ORDER = (
     "training/step",
     "models/tasks",
     "optim/optimizers",
-    "data/shuffling",
-    "data/lanes",
-    "data/loader",
-    "data/rows",
-    "data/chunk",
-    "data/decode",
-    "data/batch",
+    "data/order",
+    "batches/loader",
+    "batches/rows",
+    "batches/decode",
+    "batches/batch",
     "run/preemption",
     "checkpoint/saver",
     "checkpoint/store",
@@ -80,17 +83,38 @@ def table(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def configuration() -> str:
-    """Lists every key of the configuration, in a table for each section."""
-    from trainer.config.help import described
+def first_keys() -> str:
+    """Lists the keys of the configuration to know first."""
+    from trainer.config.help import FIRST, described
     from trainer.config.root import Config
 
-    return "\n\n".join(
-        f"### `[{path}]`\n\n{meaning}\n\n"
-        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
-        for path, meaning, keys in described(Config)
-        if keys
+    sections = {section.path: section.keys for section in described(Config)}
+    return _table_of_keys(
+        [
+            (f"{path}.{key.name}", *key[1:])
+            for path in FIRST
+            for key in sections[path]
+            if key.name in FIRST[path].split()
+        ]
     )
+
+
+def other_keys() -> str:
+    """Lists the other keys of the configuration, in a table for each section."""
+    from trainer.config.help import FIRST, described
+    from trainer.config.root import Config
+
+    found = []
+    for path, meaning, keys in described(Config):
+        first = FIRST.get(path, "").split()
+        above = f"\n\nAbove: {', '.join(f'`{name}`' for name in first)}." if first else ""
+        if others := [key for key in keys if key.name not in first]:
+            found.append(f"### `[{path}]`\n\n{meaning}{above}\n\n{_table_of_keys(others)}")
+    return "\n\n".join(found)
+
+
+def _table_of_keys(keys: Iterable[tuple[str, ...]]) -> str:
+    return table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
 
 
 def pipeline_keys() -> str:
@@ -111,9 +135,7 @@ def _keys(section: type[Section]) -> str:
     from trainer.config.help import described
 
     return "\n\n".join(
-        (f"`[{path}]`:\n\n" if path else "")
-        + table(["Key", "Type", "Default", "Meaning"], [[f"`{name}`", *facts] for name, *facts in keys])
-        for path, _, keys in described(section)
+        (f"`[{path}]`:\n\n" if path else "") + _table_of_keys(keys) for path, _, keys in described(section)
     )
 
 
@@ -190,7 +212,20 @@ def _docs(function: Callable[..., Any]) -> Any:
 def _component(function: Callable[..., Any]) -> str:
     docs: Docstring = _docs(function)
     example = (docs.long_description or "").removeprefix("Example: ")
-    return f"{docs.short_description}\n\n```sh\n{example}\n```\n\n{_arguments(function, _component_flag)}"
+    parameters = inspect.signature(function).parameters
+    job = ", ".join(f"`--{name} {parameters[name].default}`" for name in WITH_DEFAULTS if name in parameters)
+    arguments = _arguments(function, _component_flag, without=JOB_ARGUMENTS)
+    return (
+        f"{docs.short_description}\n\n```sh\n{example}\n```\n\n{arguments}\n\n[Of the job](#arguments-of-a-job): {job}."
+    )
+
+
+def job_arguments() -> str:
+    """Lists the arguments that say where and how a job runs, which components share."""
+    from components.dlrm import multi_node
+
+    own = tuple(name for name in inspect.signature(multi_node).parameters if name not in JOB_ARGUMENTS)
+    return _arguments(multi_node, _component_flag, without=own)
 
 
 def _component_flag(parameter: inspect.Parameter) -> str:
@@ -203,11 +238,14 @@ def _trainer_flag(parameter: inspect.Parameter) -> str:
     return f"`--{parameter.name.replace('_', '-')}`"
 
 
-def _arguments(function: Callable[..., Any], flag: Callable[[inspect.Parameter], str]) -> str:
+def _arguments(
+    function: Callable[..., Any], flag: Callable[[inspect.Parameter], str], without: Collection[str] = ()
+) -> str:
     helps = {param.arg_name: " ".join((param.description or "").split()) for param in _docs(function).params}
     rows = [
         [flag(parameter), _python_type(parameter), _default(parameter), helps[name]]
         for name, parameter in inspect.signature(function).parameters.items()
+        if name not in without
     ]
     return table(["Argument", "Type", "Default", "Meaning"], rows)
 
@@ -243,12 +281,19 @@ def _name(kind: Any) -> str:
 
 
 def sources() -> str:
-    """Lists every command that makes a data set, with its flags."""
+    """Lists every command that makes a data set, with the flags that its component does not have."""
+    components = importlib.import_module("components.data")
     parts = []
     for name in SOURCES:
         function = getattr(importlib.import_module(f"torchx_recsys.apps.datasets.{name}"), name)
         about = f"## `{name}`\n\n{_docs(function).short_description}\n\n{_docs(function).long_description}"
-        parts.append(f"{about}\n\n{_arguments(function, _trainer_flag)}")
+        shared = inspect.signature(getattr(components, name)).parameters
+        arguments = f"The arguments are those of [`data.{name}`](../reference/components.md#data{name})"
+        if inspect.signature(function).parameters.keys() - shared.keys():
+            arguments += f", and after `--`:\n\n{_arguments(function, _trainer_flag, without=shared)}"
+        else:
+            arguments += "."
+        parts.append(f"{about}\n\n{arguments}")
     return "\n\n".join(parts)
 
 
@@ -335,7 +380,8 @@ def _host(host: Any) -> list[str]:
 PARTS: dict[str, Callable[..., str]] = {
     part.__name__.replace("_", "-"): part
     for part in (
-        configuration,
+        first_keys,
+        other_keys,
         pipeline_keys,
         sweep_keys,
         may_change,
@@ -343,6 +389,7 @@ PARTS: dict[str, Callable[..., str]] = {
         ready_made,
         components,
         component_list,
+        job_arguments,
         sources,
         commands,
         metrics,

@@ -1,6 +1,6 @@
 """What jobs, schedulers and the scripts of schedulers agree on: names and figures, each spelled in one place.
 
-The trainer's half of it is trainer/core/outcome.py: how a job tells its scheduler what became of it.
+The trainer's half is trainer/core/outcome.py: how a job reports its outcome to its scheduler.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Tells people how a job ended, by Apprise: mail, Slack, Teams, webhooks and a hundred more.
+"""Notifies people of the end of a job, through Apprise: mail, Slack, Teams, webhooks and a hundred more.
 
 The message is sent by a small job that waits for the other: `python -P -m schedulers.notify HANDLE NAME TAG ...`. A job
 of its own, as everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose power. It is
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from apprise import Apprise
 
 SEND_SECONDS = 10  # a server that does not answer is given up
-# Slurm calls a job COMPLETING for a while when those that wait for it have been started.
+# Slurm starts the jobs that wait for a job while it still lists that job as COMPLETING.
 SETTLE_SECONDS = 60
 POLL_SECONDS = 1
 # Apprise's own variable and places, which only its command line reads.
@@ -66,7 +66,7 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def notifier(handle: str, name: str, tags: Sequence[str]) -> AppDef:
-    """Returns the job that waits for another and tells how it ended.
+    """Returns the job that waits for another job and sends the message about its end.
 
     Args:
         handle: The handle of the other job.

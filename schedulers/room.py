@@ -17,7 +17,7 @@ class NoRoom(SchedulerError):
 
 
 def when_there_is_room(submit: Callable[[], _Submitted], say: Callable[[str], None]) -> _Submitted:
-    """Submits a job as soon as there is room for it; says once that there is none.
+    """Submits a job as soon as there is room for it, and prints one line while it waits.
 
     Args:
         submit: Submits it and returns what it got.

@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FREE_OF_TORCH = (
     *(
-        "core.digest",
         "core.errors",
         "core.outcome",
         "core.own_modules",
@@ -41,6 +40,7 @@ MAY_IMPORT = {
 }
 # The rooms of the trainer. Each may use those after it.
 ROOMS = [
+    "extensions",
     "training",
     "run",
     "checkpoint",
@@ -48,6 +48,7 @@ ROOMS = [
     "metrics",
     "optim",
     "models",
+    "batches",
     "data",
     "config",
     "rules",
@@ -109,6 +110,14 @@ def test_a_file_imports_what_its_place_and_room_may_use(file):
             assert room_of(module) in allowed or room_of(name) is None, f"{name} imports {module}"
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "trainer" / "extensions").iterdir()), ids=lambda file: file.stem)
+def test_an_extension_imports_no_other_extension(file):
+    own = f"trainer.extensions.{file.stem}"
+    for one in [file] if file.is_file() else file.rglob("*.py"):
+        others = {name for name in imported(one) if name.startswith("trainer.extensions.")}
+        assert {name for name in others if not f"{name}.".startswith(f"{own}.")} == set()
+
+
 def test_no_import_goes_in_a_circle():
     graph = {module_name(file): imported(file) & NAMES - {module_name(file)} for file in FILES}
     while leaves := [name for name, uses in graph.items() if not uses & graph.keys()]:
@@ -118,7 +127,7 @@ def test_no_import_goes_in_a_circle():
 
 
 @pytest.mark.parametrize(
-    "modules", ["trainer.config, trainer.config.root", "torchx_recsys.planner, torchx_recsys.planner.planned"]
+    "modules", ["trainer.config, trainer.config.root", "torchx_recsys.planner, torchx_recsys.planner.plan"]
 )
 def test_no_torch_is_imported(modules):
     code = f"import sys, {modules}; print({{'torch', 'torchrec', 'fbgemm_gpu'}} & {{*sys.modules}})"

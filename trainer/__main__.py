@@ -20,10 +20,9 @@ import sys
 from typing import NoReturn
 
 from trainer.commands import check_command, read_command, usage, versions
-from trainer.core.console import write_whole_lines
+from trainer.core.console import quiet_libraries, write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
 from trainer.core.home import settle
-from trainer.core.logging import quiet_libraries
 from trainer.core.outcome import WRONG_INPUT
 
 CHECK = "--check"  # what schedulers put before the words of a command that a job is to run

@@ -15,9 +15,9 @@ from contextlib import redirect_stdout, suppress
 from importlib import metadata
 
 from trainer.commands import import_quickly, read_command
+from trainer.core.console import quiet_libraries
 from trainer.core.errors import InputError
 from trainer.core.home import settle
-from trainer.core.logging import quiet_libraries
 from trainer.forked_ranks import RankTemplate
 
 

@@ -27,8 +27,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import parse_min_max_nnodes
 
 from trainer.core.errors import LostRankError
-from trainer.core.reach import addresses_of, wait_until_reachable
-from trainer.core.timeouts import ANSWER_SECONDS, QUIET_SECONDS
+from trainer.core.timeouts import ANSWER_SECONDS, QUIET_SECONDS, addresses_of, wait_until_reachable
 
 LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
 ELSEWHERE = "192.0.2.1"  # of no host; the way to it is the default route

@@ -19,12 +19,12 @@ from benchmarks.bench.setting import WARM_STEPS
 from benchmarks.machine import available_cores
 from torchx_recsys.apps.calibrate.steps import batches_in_memory
 from torchx_recsys.apps.runs.local_job import run_job
+from trainer.batches.batch import Batch
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
-from trainer.data.batch import Batch
 from trainer.training.session import Session
 
 RESTORE_RANKS = (1, 2, 4)

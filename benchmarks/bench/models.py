@@ -16,11 +16,11 @@ from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.training import LEARNING_RATE, changed, samples_per_second, train
 from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES, batches_in_memory
 from torchx_recsys.apps.datasets.movielens import TRAIN, write_data_set
+from trainer.batches.batch import Batch
 from trainer.config.root import READY_MADE, Config, load_config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.errors import InputError, nearest
 from trainer.core.run_directory import RunDirectory
-from trainer.data.batch import Batch
 from trainer.models.builder import MODELS, build_model_with_loss
 from trainer.models.tasks import ModelWithLoss
 from trainer.training.session import Session

@@ -4,11 +4,11 @@ import time
 
 from benchmarks.bench.comparison import Comparison, alternate
 from torchx_recsys.apps.predict.inference import Predictor, predict_parts
+from torchx_recsys.apps.predict.kept import ALL, kept_schema
 from torchx_recsys.apps.predict.parts import PartFiles
+from trainer.batches.batch import features_only
 from trainer.config.root import Config
 from trainer.core.run_directory import RunDirectory
-from trainer.data.features import features_only
-from trainer.data.kept import ALL, kept_schema
 from trainer.models.outputs import model_outputs
 from trainer.training.evaluate import Evaluator
 from trainer.training.session import Session

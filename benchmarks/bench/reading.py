@@ -22,13 +22,13 @@ from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.setting import TABLE_ROWS
 from torchx_recsys.apps.check_data.check_data import check_data
 from torchx_recsys.apps.datasets.synthetic import synthetic
-from trainer.config.csv import CsvConfig
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
+from trainer.config.files import CsvConfig
 from trainer.config.root import Config
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.data.readers.csv import column_types
 from trainer.training.session import Session
 

@@ -18,11 +18,11 @@ from tabulate import tabulate
 
 from benchmarks.bench.setting import WARM_STEPS
 from torchx_recsys.apps.calibrate.steps import batches_in_memory
-from torchx_recsys.planner.speeds import Speeds
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD
+from torchx_recsys.planner.topology import Speeds
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.plan.dense_part import AUTOCAST, WorkCounter
-from trainer.plan.problem import cluster_of_job, problem_of
+from trainer.plan.make_plan import cluster_of_job, problem_of
 from trainer.plan.sharding_plan import time_of_plan
 from trainer.run.step_clock import STEP, StepClock
 from trainer.training.session import Session

@@ -22,8 +22,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from benchmarks.bench.comparison import Comparison, alternate
 from benchmarks.bench.setting import WARM_STEPS
 from torchx_recsys.apps.calibrate.steps import batches_in_memory
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
-from trainer.data.batch import Batch
 from trainer.models.embeddings import table_configs
 from trainer.plan.sharding import sharders
 from trainer.run.preemption import Action, Stopped

@@ -59,7 +59,7 @@ def require_job(runner: Runner, handle: str, program: str) -> AppStatus:
     """Returns the status of a job; ends the program with one line if there is no such job."""
     if status := runner.status(handle):
         return status
-    print(f"{program}: error: there is no job {handle}", file=sys.stderr)
+    print(f"{program}: error: no such job: {handle}", file=sys.stderr)
     sys.exit(FAILED)
 
 

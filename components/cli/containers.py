@@ -24,7 +24,7 @@ ON_CLUSTERS = ("kubernetes", "jobset")
 def without_workspace_that_cannot_be_built(runner: Runner, args: TorchXRunArgs) -> TorchXRunArgs:
     """Returns the arguments of a job, without the workspace where Docker cannot build it into the image.
 
-    TorchX has the current directory for a workspace unless told otherwise, and asks Docker even in a dry run.
+    TorchX takes the current directory for the workspace by default, and calls Docker even in a dry run.
 
     Raises:
         ArgumentError: The workspace was asked for.

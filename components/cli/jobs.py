@@ -37,7 +37,7 @@ class Log(CmdLog):
         subparser.add_argument("-f", "--follow", dest="tail", action="store_true", help="The same as --tail")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the logs; for a job that has not started, says why, and waits only if the logs are followed."""
+        """Prints the logs; explains why a job has not started, and waits for it only if the logs are followed."""
         # TorchX raises the error of a thread again in this thread: it is printed only once.
         threading.excepthook = lambda _: None
         validate(args.identifier)
@@ -110,7 +110,7 @@ class _List(CmdList):
             apply(scheduler=args.scheduler, cfg=cfg)
             rows = []
             for app in runner.list(args.scheduler, cfg or None):
-                # TorchX lists states only. A status is asked for only where it says more.
+                # TorchX lists states only. The status is read only where it adds to the state.
                 waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
                 rows.append(
                     [app.app_handle, app.name, app.state.name, waits.msg if waits and waits.msg != NONE else ""]
@@ -120,7 +120,7 @@ class _List(CmdList):
 
 
 class _Cancel(CmdCancel):
-    """TorchX's own `cancel`, which refuses a job that its scheduler does not know, and says what becomes of it."""
+    """TorchX's own `cancel`, which refuses a job unknown to its scheduler, and prints what happens to the job."""
 
     def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
         """Cancels the job, which may save first, and still runs meanwhile."""

@@ -1,4 +1,4 @@
-"""The command `torchx tracker`, which says in one line that no tracker is configured."""
+"""The command `torchx tracker`, which explains in one line that no tracker is configured."""
 
 import argparse
 

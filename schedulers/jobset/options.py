@@ -52,7 +52,7 @@ class JobSetOpts(StructuredOpts):
     """Environment variables with the value of one key of a Secret: VARIABLE:SECRET/KEY;VARIABLE:SECRET/KEY."""
 
     labels: dict[str, str] | None = None
-    """Labels of the JobSet and its pods: KEY:VALUE;KEY:VALUE. Those that TorchX, JobSet and Kueue go by stay."""
+    """Labels of the JobSet and its pods: KEY:VALUE;KEY:VALUE. The labels of TorchX, JobSet and Kueue stay."""
 
     annotations: dict[str, str] | None = None
     """Annotations of the JobSet and its pods: KEY:VALUE;KEY:VALUE."""

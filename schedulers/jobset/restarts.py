@@ -17,7 +17,7 @@ MOST_RESTARTS = 1000
 
 # The exit codes after which a job does not restart.
 FINAL = (WRONG_INPUT, GIVEN_UP)
-# JobSet's field that tells such a failure from others, by the message of the Job.
+# JobSet's field that recognizes such a failure by the message of the Job.
 MESSAGE_PATTERNS = "onJobFailureMessagePatterns"
 # The first JobSet whose Helm chart has that field; JobSet itself has it since 0.10.
 OLDEST_JOBSET = "0.10.1"

@@ -72,9 +72,9 @@ def describe(
         app_id: The id of the job.
         jobset: The job.
         pods: Its pods.
-        workloads: What Kueue says of it, if it waits in a queue.
-        waits: The jobs that it waits for, in words.
-        warning: Why it lacks pods, in the cluster's words.
+        workloads: Kueue's workload of the job, if the job waits in a queue.
+        waits: The jobs that it waits for.
+        warning: The cluster's message about missing pods.
     """
     newest = newest_pods(pods)
     waiter = newest.pop((WAITER, 0), None)

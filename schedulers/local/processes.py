@@ -26,7 +26,7 @@ def processes_with(variable: str, value: str) -> list[psutil.Process]:
 
 
 def kill_all_with(variable: str, value: str) -> None:
-    """Kills the processes with this environment variable, and those that they start meanwhile."""
+    """Kills all processes with this environment variable, including children that start meanwhile."""
     deadline = time.monotonic() + SECONDS_TO_DIE
     while (found := processes_with(variable, value)) and time.monotonic() < deadline:
         for process in found:

@@ -29,7 +29,7 @@ from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
 
 BACKEND = "local_cwd"
-# A job that has nothing to save has ended when `cancel` returns; the status of others says by then that they leave.
+# `cancel` waits this long. A job without anything to save has ended by then; other jobs show that they are stopping.
 CANCEL_SECONDS = 1
 
 
@@ -259,7 +259,7 @@ def _job(request: PopenRequest, app: AppDef, cfg: Opts) -> Job:
 def _find_replica(app_id: str, name: str) -> tuple[Record, Replica]:
     record = Record.of(app_id)
     if record is None:
-        raise SchedulerError(f"there is no job {app_id}; `torchx list -s local_cwd` shows those that there are")
+        raise SchedulerError(f"no such job: {app_id}; `torchx list -s local_cwd` lists all jobs")
     replicas = {replica.name: replica for replica in record.job().replicas}
     if name not in replicas:
         raise SchedulerError(f"job {app_id} has no replica {name}; it has {', '.join(replicas)}")

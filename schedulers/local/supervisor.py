@@ -253,7 +253,7 @@ class Supervisor:
         return self.last_line() or ", ".join(failed)
 
     def last_line(self) -> str:
-        """Returns the outcome, unless it only tells of a checkpoint, after which the job went on."""
+        """Returns the outcome; nothing if it only reports a checkpoint, after which the job went on."""
         return self.outcome if is_final(self.outcome) else ""
 
 

@@ -139,7 +139,7 @@ def submit(script: Path, options: Sequence[str] = (), clusters: Sequence[str] = 
     Args:
         script: The script, in a directory that no other job has.
         options: Options of sbatch beside those in the script.
-        clusters: The clusters that these name, to one of which it goes.
+        clusters: The clusters named in the options; Slurm chooses one of them.
 
     Raises:
         SchedulerError: Slurm refuses it.
@@ -199,7 +199,7 @@ def of_all_jobs(option: str) -> str | None:
 
 
 def _defaults(script: str) -> dict[str, str]:
-    """Returns the user's defaults for sbatch, to which they would be more than the script: those it says nothing of."""
+    """Returns the user's SBATCH_ variables that set nothing which the script sets: they would override the script."""
     contradicting = {name for name, option in DEFAULTS.items() if f"\n#SBATCH --{option}=" in script}
     return {name: os.environ[name] for name in DEFAULTS if name in os.environ and name not in contradicting}
 
@@ -272,12 +272,12 @@ def _states(cluster: str, app_ids: list[AppId]) -> dict[AppId, SlurmJob]:
 
 
 def cancel(app_id: AppId) -> None:
-    """Asks Slurm to end a job. A job that Slurm does not know is passed over without a word."""
-    run("scancel", *_at(app_id.cluster), app_id.number)  # which asks all of the federation anyway
+    """Cancels a job. Does nothing if Slurm does not know the job."""
+    run("scancel", *_at(app_id.cluster), app_id.number)  # scancel reaches all clusters of a federation anyway
 
 
 def default_limits(cluster: str = "") -> dict[str | None, str]:
-    """Returns the time limit of a job that asks for none, by partition; None stands for the default partition."""
+    """Returns the time limit of a job without its own, by partition; None stands for the default partition."""
     limits: dict[str | None, str] = {}
     for line in run("sinfo", *_at(cluster), "--noheader", "--format=%P|%L|%l").splitlines():
         name, default, longest = line.split("|")

@@ -248,7 +248,7 @@ def _value(value: str | int | list[str]) -> str:
 def _seconds(time: str) -> int | None:
     """Returns a time limit in seconds, as Slurm reads it.
 
-    None stands for no limit, which 0 asks for, and for any other text, which Slurm itself refuses.
+    None stands for no limit, which Slurm spells 0, and for any text that Slurm itself will refuse.
     """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not found:

@@ -25,9 +25,9 @@ class About:
     name: str
     role: str
     replicas: int
-    predecessors: list[Predecessor] = field(default_factory=list)  # records of earlier versions do not have it
-    array: list[str] = field(default_factory=list)  # the roles of the tasks, if the job is an array; nor this
-    clusters: list[str] = field(default_factory=list)  # to one of which it goes, if not this machine's own; nor this
+    predecessors: list[Predecessor] = field(default_factory=list)  # missing in records of earlier versions
+    array: list[str] = field(default_factory=list)  # the roles of the tasks of a job array; missing too
+    clusters: list[str] = field(default_factory=list)  # Slurm chooses one; empty: this machine's; missing too
 
     @classmethod
     def read(cls, job_dir: Path) -> "About":

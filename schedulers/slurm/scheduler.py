@@ -179,7 +179,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return [ListAppResponse(str(record.app_id), state(record), name=record.about.name) for record in records]
 
     def check_known(self, app_id: str) -> None:
-        """Refuses a job of which only its record is left, and not its end.
+        """Refuses a job that Slurm has forgotten, as its end is unknown.
 
         Raises:
             SchedulerError: Slurm does not know it.

@@ -119,7 +119,7 @@ class View:
         return AppState.FAILED if exit_code else AppState.SUCCEEDED
 
     def _first_error(self) -> str:
-        """Returns the error of the replica that failed first, unless the trainer's own line says why the job ended."""
+        """Returns the error of the replica that failed first, unless the trainer's own line explains the end."""
         if not self._failures or not self.record or WRONG_INPUT_WORDS in self._note or STOPPED_WORD in self._note:
             return NONE
         replica, failure = next(iter(self._failures.items()))

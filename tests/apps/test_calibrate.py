@@ -11,10 +11,10 @@ from command import run_trainer, start_trainer, write_config
 from jobs import config
 
 from torchx_recsys.apps.calibrate.timing import explain
-from torchx_recsys.planner.speeds import cpu_speeds
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
-from trainer.plan.calibration import Calibration, load_calibration, save_calibration
+from trainer.plan.measurements import Calibration, load_calibration, save_calibration
 from trainer.plan.topology import topology_to_plan_for
 
 # Lookups so large that no noise hides them in the time of a call.
@@ -126,14 +126,6 @@ def test_a_file_that_cannot_be_read_leads_to_one_line(tmp_path, text, line, caps
     planned = write_config(tmp_path / "config.toml", config(tmp_path, planner__calibration=str(file)))
     assert trainer(["plan", str(planned)]) == 2
     assert capsys.readouterr().err.startswith(f"error: planner.calibration is '{file}', {line}")
-
-
-def test_torchrecs_estimate_takes_no_calibration(tmp_path, capsys):
-    planned = write_config(
-        tmp_path / "config.toml", config(tmp_path, planner__calibration="a.toml", planner__cost_model="torchrec")
-    )
-    assert trainer(["plan", str(planned)]) == 2
-    assert capsys.readouterr().err.startswith("error: planner.calibration is 'a.toml', which planner.cost_model")
 
 
 @pytest.mark.parametrize("flag", ["--batch-size", "--table-mib", "--exchange-mib", "--repeats"])

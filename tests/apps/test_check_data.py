@@ -16,7 +16,7 @@ from torchx_recsys.apps.datasets.movielens import movielens
 from torchx_recsys.apps.datasets.synthetic import synthetic
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
-from trainer.core.splitmix import mix
+from trainer.core.arrays import mix
 from trainer.rules.strings import hash_text
 
 

@@ -16,11 +16,11 @@ from transformed import transformed_config, write_transformed
 
 from torchx_recsys.apps.export.load import ColumnError, load
 from trainer.__main__ import main as trainer
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.rules.strings import hash_bytes
 
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.02}

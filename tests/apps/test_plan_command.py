@@ -172,7 +172,7 @@ def test_a_thousand_ranks_are_a_few_lines(large, capsys):
         (["--on", "h100:2", "--planner.hardware", "a100"], "planner.hardware is 'a100' and --on is 'h100:2'"),
         (["--on", "h100:3"], "h100:3 has 24 ranks, which do not divide data.global_batch_size, 16384; use another"),
         (["--on", "h100:1", "a100:1", "--out", "p.json"], "--on names 2 clusters, but --out takes one; name one"),
-        (["--on", "h100:1", "--planner.engine", "torchrec"], "planner.engine is 'torchrec', whose plans have no bound"),
+        (["--on", "h100:1", "--planner.engine", "torchrec"], "planner.engine is 'torchrec', but this version has one"),
         (
             ["--on", "h100:1", "--planner.plan", "/nowhere.json"],
             "planner.plan is '/nowhere.json', which cannot be used",

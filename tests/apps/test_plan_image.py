@@ -109,7 +109,6 @@ def test_a_thousand_ranks_have_a_column_each(drawn):
         (["--png", "/proc/nowhere/plan.png"], "--png is '/proc/nowhere/plan.png'"),
         (["--png", "nowhere://plan.png"], "--png is 'nowhere://plan.png'"),
         (["--png", "plan.png", "--vary", "all"], "--png cannot be given with --vary; leave one of them out"),
-        (["--png", "plan.png", "--planner.engine", "torchrec"], "--png takes 'search'"),
     ],
 )
 def test_wrong_flags_are_one_line(file, capsys, tmp_path, monkeypatch, flags, message):

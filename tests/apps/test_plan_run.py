@@ -8,9 +8,9 @@ from command import run_trainer, write_config
 from jobs import config as uncalibrated
 from jobs import losses
 
-from torchx_recsys.planner.speeds import cpu_speeds
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.__main__ import main as trainer
-from trainer.plan.calibration import Calibration, save_calibration
+from trainer.plan.measurements import Calibration, save_calibration
 
 GIB = 2**30
 STEPS = 24
@@ -251,15 +251,6 @@ def test_a_calibration_that_is_gone_ends_the_forecast_and_not_the_run(rows, tmp_
     there = calibrated(rows)["planner"]["calibration"]
     numbers, _ = compared(out, str(out / "config.toml"), "--planner.calibration", there)
     assert numbers["forecast"]["step_ms"] > 0
-
-
-@pytest.mark.more("one plan stands for all")
-def test_a_plan_of_torchrec_is_compared(rows, tmp_path, calibrated):
-    file, out = write_config(tmp_path / "config.toml", calibrated(rows, planner__engine="torchrec")), tmp_path / "out"
-    assert run_trainer("train", file, "--out", out, ranks=2).returncode == 0
-    numbers, page = compared(out)
-    assert numbers.keys() == {"forecast", "measured"}
-    assert len(bars(page, "Forecast and measured")["step"]) == 2
 
 
 @pytest.mark.more("one plan stands for all")

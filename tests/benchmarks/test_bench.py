@@ -23,7 +23,7 @@ from benchmarks.bench.setting import WARM_STEPS, make_config, make_data
 from benchmarks.bench.training import BASELINE, FEATURES, changed, compare_loops
 from benchmarks.costs import render
 from torchx_recsys.apps.calibrate.steps import MEMORY_BATCHES
-from torchx_recsys.planner.step_parts import PARTS
+from torchx_recsys.planner.step_time import PARTS
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.core.errors import InputError

@@ -5,7 +5,7 @@ import json
 import pytest
 from object_store import object_store
 
-from trainer.checkpoint.retention import ends_of_segments
+from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import JsonLines, RunDirectory
 
@@ -23,22 +23,23 @@ def store(monkeypatch):
         yield store
 
 
-def commit(checkpoints, step, predecessor=None, segment=None):
+def commit(checkpoints, step, predecessor=None, ends=None, segment=None):
+    """Commits a checkpoint; with `segment` as before what ends with a checkpoint was marked."""
     checkpoints.begin(step)
-    state = {"step": step, "segment": segment and {"name": segment, "last_step": step}}
-    checkpoints.commit(step, {}, {"state.json": json.dumps(state)}, predecessor)
+    state = {"segment": {"name": segment, "last_step": step}} if segment else {"ends": ends} if ends else {}
+    checkpoints.commit(step, {}, {"state.json": json.dumps({"step": step, **state})}, predecessor)
 
 
 def listed(checkpoints):
     steps = checkpoints.with_predecessors()
-    return steps, ends_of_segments(checkpoints, [*steps])
+    return steps, named_ends(checkpoints, [*steps])
 
 
 def test_only_new_checkpoints_are_read(store):
     run = RunDirectory("s3://bucket/run")
     mine, found = Checkpoints(run), Checkpoints(run)
     for step in range(1, CHECKPOINTS + 1):
-        commit(mine, step, segment=f"day {step}" if step % 2 else None)
+        commit(mine, step, ends=f"day {step}" if step % 2 else None)
     expected = listed(found)
     assert expected == (dict.fromkeys(range(1, 31)), {step: f"day {step}" for step in range(1, 31, 2)})
     with store.faults({"fault": "slow", "seconds": 0}) as requests:
@@ -52,7 +53,7 @@ def test_what_is_known_of_checkpoints_follows_what_happens_to_them(store):
     run = RunDirectory("s3://bucket/run")
     mine, other = Checkpoints(run), Checkpoints(run)
     for step in (1, 2, 3):
-        commit(mine, step, step - 1 or None, "night")
+        commit(mine, step, step - 1 or None, segment="night")
     assert listed(mine) == ({1: None, 2: 1, 3: 2}, dict.fromkeys((1, 2, 3), "night"))
     other.remove(3)
     mine.remove(2)
@@ -60,7 +61,7 @@ def test_what_is_known_of_checkpoints_follows_what_happens_to_them(store):
     mine.begin(2)
     run.write("checkpoints/step-000000002/state.json", "{}")
     assert (mine.steps(), mine.uncommitted()) == ([1], [2])
-    commit(mine, 2, segment="morning")
+    commit(mine, 2, ends="morning")
     assert listed(mine) == listed(Checkpoints(run)) == ({1: None, 2: None}, {1: "night", 2: "morning"})
 
 

@@ -20,10 +20,9 @@ from trainer_process import Gate, Training, committed
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.retention import expired
-from trainer.checkpoint.saver import SaveFailed, Saver
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import SaveFailed, Saver, Staging
 from trainer.checkpoint.store import Checkpoints
-from trainer.config.checkpoint import CheckpointConfig, Retention
+from trainer.config.train import CheckpointConfig, Retention
 from trainer.core.distributed import current_context
 from trainer.core.outcome import saved_step
 from trainer.core.run_directory import RunDirectory

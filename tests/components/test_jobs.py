@@ -10,7 +10,7 @@ import pytest
 def test_a_job_that_is_not_there_is_one_line_and_exit_code_1(torchx, command):
     done = torchx(command, "local_cwd://torchx/sh-nowhere")
     assert done.returncode == 1
-    assert done.stderr == f"torchx {command}: error: there is no job local_cwd://torchx/sh-nowhere\n"
+    assert done.stderr == f"torchx {command}: error: no such job: local_cwd://torchx/sh-nowhere\n"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ FEATURES = "[data.sparse.s]\nrows = 5\n[data.dense.d]\n"
             "optimizer.sparse is 'adam': it must be a section of keys, [optimizer.sparse]",
         ),
         ("[model.experts]\nlayers = []", "model.experts.layers is []: list should have at least 1 item"),
+        (
+            "[planner]\nengine = 'torchrec'",
+            "planner.engine is 'torchrec', but this version has one planner; leave it out",
+        ),
         ("[planner.tables.s]\nsharding = []", "'planner.tables.s.sharding'; did you mean 'sharding_types'?"),
     ],
 )

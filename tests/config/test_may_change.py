@@ -6,8 +6,7 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
-from trainer.config.may_change import changed_keys, named_on_one_side
-from trainer.core.section import MayChange, Section
+from trainer.core.section import MayChange, Section, changed_keys, named_on_one_side
 
 
 class Feature(Section):
@@ -27,6 +26,7 @@ class Choice(Section):
 class Part(Section):
     """A section of the root."""
 
+    former = {"left": (0, "which is left; leave it out")}
     seed: int = 0
     threads: Annotated[int | None, MayChange] = None
     weight: str | None = None
@@ -92,6 +92,7 @@ def test_a_key_without_the_mark_may_not_change(earlier, now, changed):
     ("earlier", "now"),
     [
         ({"threads": 1}, {"threads": 2}),
+        ({"left": 1}, {}),
         ({}, {"threads": 2}),
         ({}, {"seed": 0}),
         ({"features": {"a": {"rows": 1}}}, {"features": {"a": {"rows": 1, "scale": 1.0}}}),

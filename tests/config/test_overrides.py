@@ -1,11 +1,13 @@
 """Command lines become the arguments of a function, and replace values of a configuration file."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from trainer.config.features import SparseFeature
+from trainer.config.help import FIRST, described
 from trainer.config.overrides import parse
 from trainer.config.root import Config
 from trainer.core.errors import InputError
@@ -329,7 +331,7 @@ def test_help_is_of_a_command_s_own_flags(file, words, capsys):
         '  --out         The run directory. (string; default "runs/x")\n'
         "  --world-size  Ranks. (integer; default 2)\n\n"
         "Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.\n"
-        "--help-config lists its sections, --help-config SECTION the keys of one.\n\n"
+        "--help-config lists the keys to know first, and the sections; --help-config SECTION lists all keys of one.\n\n"
         "Example: python -m program movielens --out there\n"
     )
 
@@ -346,15 +348,30 @@ def test_help_of_a_section_describes_its_keys(capsys, monkeypatch):
     assert re.findall(r"(?m)^  (\w+)  ", one) == [*SparseFeature.model_fields]
 
 
-def test_every_section_has_a_line_and_a_help(capsys, request):
+def test_every_section_is_listed_and_has_a_help(capsys, request, monkeypatch):
     """By default the help of every fourth section is looked at."""
-    *sections, empty, hint = printed(capsys, "--help-config").splitlines()
-    assert not empty
-    assert "--help-config SECTION" in hint
-    assert {"data", "optimizer.tables.NAME.schedule", "report"} < {line.split()[0] for line in sections}
-    for line in sections if request.config.getoption("all") else sections[::4]:
-        name, _, meaning = line.strip().partition(" ")
-        assert f"[{name}] {meaning.strip()}" in printed(capsys, "--help-config", name)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed(capsys, "--help-config")
+    assert len(text.splitlines()) < 60, "more than a screen"
+    assert "--help-config SECTION" in text
+    sections = [section for section in described(Config) if section.path]
+    assert [path for path, *_ in sections if path not in text] == []
+    for path, meaning, keys in sections if request.config.getoption("all") else sections[::4]:
+        help_of_one = " ".join(printed(capsys, "--help-config", path).split())
+        assert help_of_one.startswith(f"[{path}] {meaning}")
+        assert [key.name for key in keys if f" {key.name} " not in help_of_one] == []
+
+
+def test_the_keys_to_know_first_are_keys(capsys):
+    for path, names in FIRST.items():
+        assert {*names.split()} <= {key.name for key in {one.path: one for one in described(Config)}[path].keys}
+    assert 50 < sum(len(names.split()) for names in FIRST.values()) < 80
+
+
+def test_the_list_of_keys_is_what_was_agreed_on():
+    """A new key needs a line in the changelog that says who needs it, and a line in keys.txt."""
+    keys = [f"{path}.{key.name}" for path, _, keys in described(Config) for key in keys]
+    assert keys == (Path(__file__).parent / "keys.txt").read_text().split()
 
 
 def test_an_unknown_section_is_explained(capsys):

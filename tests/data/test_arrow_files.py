@@ -9,12 +9,12 @@ import torch
 from csv_files import blocks_of, read_all
 from jobs import config
 
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 TABLE = pa.table(
     {

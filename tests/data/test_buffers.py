@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.buffers import LARGE_BYTES, empty, unused_blocks
+from trainer.batches.rows import LARGE_BYTES, empty, unused_blocks
 
 
 def address(array: np.ndarray) -> int:

@@ -7,15 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trainer.batches.catalogue import Negatives, read_catalogue
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
-from trainer.data.catalogue import read_catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import find_files
 from trainer.data.files import DataFile
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.negatives import Negatives
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.order import Lanes
 
 FEATURES = ["item", "tags", "price"]
 ITEMS = {

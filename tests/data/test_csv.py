@@ -11,8 +11,7 @@ from csv_files import blocks_of, csv_config, read_all
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.readers.csv_index import CsvIndex
-from trainer.data.row_groups import RowGroupReader
-from trainer.data.selected_files import find_evaluated_files
+from trainer.data.row_groups import RowGroupReader, find_evaluated_files
 
 PACK = {
     "": bytes,
@@ -169,8 +168,8 @@ def test_a_file_that_changed_after_it_was_indexed(tmp_path, cache, pack):
     ],
 )
 def test_bad_values_are_named_with_their_line(tmp_path, cache, row, fault):
-    from trainer.data.lanes import Lanes
-    from trainer.data.loader import Loader
+    from trainer.batches.loader import Loader
+    from trainer.data.order import Lanes
 
     text = long_text(40).splitlines(keepends=True)
     text[20] = f"\n{row}\n"  # behind an empty line: line 22

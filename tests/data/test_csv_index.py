@@ -8,7 +8,7 @@ import pyarrow.csv as pa_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.readers.csv_faults import Dialect, find_fault
+from trainer.data.readers.csv import Dialect, find_fault
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 
 VALUES = st.text(st.sampled_from('ab,"\n\r |é'), max_size=8)

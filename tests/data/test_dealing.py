@@ -9,13 +9,13 @@ import pytest
 import torch
 from sequences import sequence_config, write_histories
 
-from trainer.config.balance import BalanceConfig, EvenStepsConfig
+from trainer.batches.loader import Loader
+from trainer.batches.windows import dealt, dealt_to_steps
+from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.dealing import dealt, dealt_to_steps
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 SEED, ROWS, BATCH, SQUARES = 3, 200, 64, 0.5
 WHOLE_STEPS = 30  # of the data of even steps, whose last step is short

@@ -7,10 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from trainer.batches.decode import Chunk, decode
+from trainer.batches.rows import NO_ID, Rows
 from trainer.config.data import DataConfig
-from trainer.data.chunk import Chunk
-from trainer.data.decode import decode
-from trainer.data.rows import NO_ID, Rows
 from trainer.rules.plain_types import is_list
 
 MASK = 2**64 - 1

@@ -8,14 +8,13 @@ import pyarrow.parquet as pq
 import pydantic
 import pytest
 
+from trainer.batches.decode import Chunk, decode
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
-from trainer.data.chunk import Chunk
 from trainer.data.columns import check_columns
 from trainer.data.dataset import find_files
-from trainer.data.decode import decode
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 NOW, ROWS = 1_700_000_000, 96
 RULE = {"rows": 100, "times": "at", "before": "now"}

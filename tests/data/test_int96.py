@@ -6,14 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from torchx_recsys.apps.predict.kept import KeptColumns, kept_schema
+from trainer.batches.decode import Chunk, decode
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
-from trainer.data.chunk import Chunk
 from trainer.data.dataset import find_files
-from trainer.data.decode import decode
-from trainer.data.kept import KeptColumns, kept_schema
-from trainer.data.row_groups import RowGroupReader
-from trainer.data.selected_files import find_training_files
+from trainer.data.row_groups import RowGroupReader, find_training_files
 
 OPEN_END = datetime(9999, 12, 31)
 UNTIL = [OPEN_END, datetime(2026, 1, 31, 12, 30, 0, 123456), datetime(1, 1, 1), None]

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import config, write_rows
 
+from trainer.batches.batch import features_only, with_all_features
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.features import features_only, with_all_features
-from trainer.data.lanes import Lanes, check_lanes, cut_into_parts, default_lanes, lanes_of, share_of
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes, check_lanes, cut_into_parts, default_lanes, lanes_of, share_of
 
 SIZE, BATCH = 32, 8
 

@@ -17,16 +17,15 @@ import pytest
 import torch
 from jobs import config, write_rows
 
+from trainer.batches.batch import Batch
+from trainer.batches.loader import Loader
+from trainer.batches.rows import Rows
+from trainer.batches.windows import SharedRows, shared
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
 from trainer.data.dataset import RowGroup, find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.rows import Rows
-from trainer.data.shuffling import RowSlice
-from trainer.data.window_rows import SharedRows, shared
+from trainer.data.order import Lanes, RowSlice
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704
@@ -201,7 +200,7 @@ def test_batches_made_together_are_those_made_one_by_one(folder, monkeypatch, wo
     if world < 16:  # of which two share a lane
         assert make_loader(folder, world=world, sparse=options["sparse"])._together > 1
     together = run(folder, **options)
-    monkeypatch.setattr("trainer.data.loader.TOGETHER_ROWS", 1)
+    monkeypatch.setattr("trainer.batches.loader.TOGETHER_ROWS", 1)
     alone = run(folder, **options)
     assert len(together) == len(alone) == 25 - start
     for one, other in zip(together, alone, strict=True):
@@ -222,7 +221,7 @@ def test_half_of_the_cores_read(folder, monkeypatch, cores, threads):
             super().__init__(max_workers, name)
             pools.append((name, max_workers))
 
-    monkeypatch.setattr("trainer.data.loader.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("trainer.batches.loader.ThreadPoolExecutor", Pool)
     run(folder, stop=1)
     run(folder, stop=1, read_threads=5)
     own = [(name, 5) for name in ("decode", "read")]

@@ -14,11 +14,11 @@ from ipc_reader import IpcReader
 from jobs import config, launch, losses
 from table_service import TableService
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 READER = "ipc_reader:IpcReader"
 

@@ -13,13 +13,13 @@ from predictions import read
 
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.selected_files import find_training_files
+from trainer.data.order import Lanes
+from trainer.data.row_groups import find_training_files
 
 COUNTRIES = ["DE", "São Tomé", "a/b=c", None]
 

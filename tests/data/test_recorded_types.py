@@ -9,8 +9,8 @@ import pytest
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import find_files
-from trainer.data.recorded_types import RecordedTypes
 
 DATA = {
     "dense": {"d": {}, "gone": {"transform": "is_missing"}, "age": {"transform": "age", "now": "2026-01-31"}},

@@ -13,15 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from trainer.config.data import DataConfig
-from trainer.config.select import COMPARISONS
+from trainer.batches.loader import Loader
+from trainer.config.data import COMPARISONS, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.filters import by_statistics, meets_all
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.row_groups import RowGroupReader
-from trainer.data.selected_files import find_evaluated_files, find_training_files
+from trainer.data.order import Lanes
+from trainer.data.row_groups import RowGroupReader, find_evaluated_files, find_training_files
+from trainer.data.selection import by_statistics, meets_all
 
 SEED = 5
 FILES = {"a/1": [40, 0, 7], "a/2": [1, 100], "b/1": [64, 33, 64], "b/2": [90]}

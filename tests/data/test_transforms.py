@@ -15,11 +15,11 @@ from jobs import launch, losses
 from transformed import DENSE, EDGES, NOW, SPARSE, transformed_config, write_transformed
 
 from trainer.__main__ import main as trainer
+from trainer.batches.loader import Loader
 from trainer.config.root import Config, load_config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 MASK = 2**64 - 1
 

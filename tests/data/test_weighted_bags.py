@@ -7,15 +7,14 @@ import pytest
 from command import load_text
 from csv_files import csv_config, read_all
 
+from trainer.batches.decode import Chunk, decode
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.chunk import Chunk
 from trainer.data.columns import check_alike, check_columns, lists_of
 from trainer.data.dataset import find_files
-from trainer.data.decode import decode
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.optim.table_optimizers import check_table_optimizers
 
 IDS = [[3, None, 5], [], None, [7, 8, 9, 1]]

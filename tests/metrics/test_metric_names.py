@@ -6,8 +6,8 @@ import pytest
 from evaluated import LOSSES
 
 from trainer.checkpoint.retention import expired
-from trainer.config.checkpoint import Retention
 from trainer.config.root import Config
+from trainer.config.train import Retention
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.metrics.checks import check_metrics, check_watched_metrics

@@ -6,10 +6,9 @@ import pytest
 import reference_losses as reference
 import torch
 
-from trainer.config.catalogue import LaneRows
+from trainer.config.data import LaneRows
 from trainer.config.tasks import LOSS_KINDS
-from trainer.models.losses import LOSSES, to_logit
-from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
+from trainer.models.losses import LOSSES, LOSSES_OVER_SAMPLES, LossOverSamples, to_logit
 
 LANES, SAMPLES = 3, 16
 OF_ONE = [

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from trainer.config.catalogue import LaneRows
-from trainer.data.rows import NO_ITEM
-from trainer.models.losses_over_samples import LossOverSamples, in_batch_softmax, sampled_softmax
+from trainer.batches.rows import NO_ITEM
+from trainer.config.data import LaneRows
+from trainer.models.losses import LossOverSamples, in_batch_softmax, sampled_softmax
 
 LANES, ITEMS, TEMPERATURE = 3, 6, 0.7
 ROWS = LaneRows(samples=5, drawn=4, hard=2)

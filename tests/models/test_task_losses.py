@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
 from trainer.models.tasks import TaskLosses
 
 B = 61  # no multiple of what vector code computes at a time

@@ -4,13 +4,12 @@ import pytest
 import torch
 from jobs import config
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
-from trainer.core.distributed import process_group
+from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
-from trainer.core.local_shards import local_shards_of
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.dense_optimizers import DENSE
 from trainer.training.sharded_model import build_sharded_model

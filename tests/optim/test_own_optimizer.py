@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from trainer.core.errors import InputError
-from trainer.optim.dense_optimizers import DENSE
-from trainer.optim.own_optimizer import check_own_optimizer
+from trainer.optim.dense_optimizers import DENSE, check_own_optimizer
 
 
 def weights():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
 
-from trainer.config.schedule import USED_BY, PartSchedule, Schedule
+from trainer.config.optimizer import DECAY_KEYS, PartSchedule, Schedule
 from trainer.core.errors import InputError
 from trainer.optim.schedules import DECAYS, lr_multiplier
 
@@ -180,7 +180,7 @@ def test_restarts_far_away_are_exact():
 
 
 def test_the_keys_of_every_decay_are_known():
-    assert USED_BY.keys() - {"inherit"} == DECAYS.keys()
+    assert DECAY_KEYS.keys() - {"inherit"} == DECAYS.keys()
 
 
 @pytest.mark.parametrize(

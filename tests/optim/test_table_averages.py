@@ -4,7 +4,7 @@ import pytest
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from trainer.core.errors import InputError
-from trainer.optim.table_averages import check_kernels
+from trainer.optim.averages import check_kernels
 
 
 def plan(kernel):

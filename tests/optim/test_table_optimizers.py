@@ -8,8 +8,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from jobs import config
 from torchrec.distributed.utils import merge_fused_params, optimizer_type_to_emb_opt_type
 
+from trainer.config.optimizer import TABLE_OPTIONS, SparseOptimizerConfig
 from trainer.config.root import Config
-from trainer.config.table_optim import OPTIONS, SparseOptimizerConfig
 from trainer.core.errors import InputError
 from trainer.optim import table_kernels
 from trainer.optim.table_kernels import TableKernel
@@ -47,7 +47,7 @@ def kernel(name, device, location, compute_device, precision=SparseType.FP32, ro
 @pytest.mark.parametrize("device", [GPU, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
 def test_options_reach_the_kernel(name, device):
-    given = {key: value for key, value in (VALUES | MODES).items() if key in OPTIONS[name]}
+    given = {key: value for key, value in (VALUES | MODES).items() if key in TABLE_OPTIONS[name]}
     built = kernel(name, *device, **given)
     arguments = built.optimizer_args._asdict()
     assert built.learning_rate_tensor.item() == 0.25
@@ -65,7 +65,7 @@ def test_a_cpu_has_the_state_of_a_gpu(name, device):
 
 
 def test_every_optimizer_has_its_options():
-    assert TABLE_OPTIMIZERS.keys() == OPTIONS.keys()
+    assert TABLE_OPTIMIZERS.keys() == TABLE_OPTIONS.keys()
 
 
 def look_up(built, gradient):
@@ -76,7 +76,7 @@ def look_up(built, gradient):
 
 @pytest.mark.parametrize("name", TABLE_OPTIMIZERS)
 def test_untouched_rows_stay_as_they_are(name):
-    built = kernel(name, *CPU, **({"weight_decay": 0.1} if "weight_decay" in OPTIONS[name] else {}))
+    built = kernel(name, *CPU, **({"weight_decay": 0.1} if "weight_decay" in TABLE_OPTIONS[name] else {}))
     built.init_embedding_weights_uniform(-1, 1)
     (weights,) = built.split_embedding_weights()
     before = weights.clone()

@@ -19,13 +19,12 @@ from table_reference import ReferenceTable
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.models.base import ModelInputs
-from trainer.models.embeddings import collections
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import collections, initialize_tables
 
 STEPS, BATCH, RANKS = 20, 64, (1, 2, 4)
 SHARDED = ("table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard")

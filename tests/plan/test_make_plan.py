@@ -11,18 +11,14 @@ from sequences import sequence_config
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.planned_table import PlannedTable
+from torchx_recsys.planner.tables import PlannedTable
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
-from trainer.plan.allowed_types import OF_SEQUENCES, check_types, column_shards_in_words
 from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import load_plan, plan_to_json
-from trainer.plan.report import render_plan
-from trainer.plan.sharding_plan import parameter_sharding, shards_of, table_plans
-from trainer.plan.tables import tables_to_plan
-from trainer.plan.topology import topology_to_plan_for
-from trainer.plan.torchrec_planner import topology_of
+from trainer.plan.sharding_plan import parameter_sharding, render_plan, shards_of, table_plans
+from trainer.plan.tables import OF_SEQUENCES, check_types, column_shards_in_words, tables_to_plan
 from trainer.training.sharded_model import build_unsharded_model
 
 TWO_HOSTS = Cluster(None, nodes=2, per_host=2, on_gpu=False)
@@ -222,16 +218,6 @@ def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
     assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())
 
 
-def test_the_planner_counts_with_the_bandwidths_that_it_is_given(tmp_path):
-    settings = Config.model_validate(
-        config(tmp_path, planner__intra_node_gb_per_second=300.0, planner__inter_node_gb_per_second=25.0)
-    )
-    topology = topology_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 16, 8, "cpu")
-    assert (topology.intra_bandwidth, topology.inter_bandwidth) == (3e8, 2.5e7)  # bytes per millisecond
-    bandwidths = topology_of(topology).comms_bandwidths
-    assert (bandwidths.intra_host_bw, bandwidths.inter_host_bw) == (3e8, 2.5e7)
-
-
 @pytest.mark.slow
 def test_a_hundred_thousand_shards_make_a_small_file(tmp_path):
     shapes = {f"t{number:04}": (10_000_019, 64) for number in range(100)}
@@ -249,16 +235,14 @@ def test_a_hundred_thousand_shards_make_a_small_file(tmp_path):
 JOIN_COLUMNS = ("rowwise_adagrad", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd")
 
 
-@pytest.mark.parametrize("engine", ["search", "torchrec"])
 @pytest.mark.parametrize("name", ["sgd", "adam", *JOIN_COLUMNS])
-def test_column_shards_that_change_what_is_learned_are_not_chosen(tmp_path, name, engine):
+def test_column_shards_that_change_what_is_learned_are_not_chosen(tmp_path, name):
     wide = {f"s{i}": {"rows": 50_000 + i} for i in range(3)}
     changes = {"optimizer__sparse": {"name": name, "learning_rate": 0.1}, "data__sparse": wide}
     changes |= {"model__embedding_dim": 512, "model__dense_layers": [512], "data__global_batch_size": 8192}
-    _, plan = planned(tmp_path, local=4, planner__engine=engine, **changes)
+    _, plan = planned(tmp_path, local=4, **changes)
     is_cut = any(shard.shard_offsets[1] for table in table_plans(plan).values() for shard in shards_of(table))
-    assert not is_cut or name not in JOIN_COLUMNS
-    assert is_cut or name in JOIN_COLUMNS or engine == "torchrec"  # which would rather have whole tables here
+    assert is_cut == (name not in JOIN_COLUMNS)
     assert column_shards_in_words(plan, Config.model_validate(config(tmp_path, **changes))) == ""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from torchx_recsys.planner.hardware import GIB
-from trainer.plan.memory import host_memory_bytes
+from trainer.plan.topology import host_memory_bytes
 
 MACHINE = 64 * GIB
 

@@ -4,23 +4,25 @@ import gc
 from contextlib import contextmanager
 
 import pytest
+import torch
 from command import run_trainer, write_config
 from jobs import config
+from planning import topology_of
 from test_make_plan import planned
 from torch.profiler import ProfilerActivity, profile
 
 from torchx_recsys.planner.hardware import GIB
 from torchx_recsys.planner.rank_memory import ON_CPU
+from torchx_recsys.planner.shard_memory import memory_by_kind
 from trainer.config.root import Config
-from trainer.core.distributed import process_group
+from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
-from trainer.core.local_shards import local_shards_of
 from trainer.optim.averages import Averages
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.plan.dense_part import BYTES_TO_INITIALIZE
-from trainer.plan.sharding_plan import shards_of, table_plans
-from trainer.plan.torchrec_planner import average_bytes, state_bytes
-from trainer.training.sharded_model import build_sharded_model
+from trainer.plan.sharding_plan import shards_in_plan
+from trainer.plan.tables import tables_to_plan
+from trainer.training.sharded_model import build_sharded_model, build_unsharded_model
 
 TABLES = 6
 
@@ -38,10 +40,8 @@ def built(rows, context, kind, **changes):
     return settings, build_sharded_model(settings, context)
 
 
-def counted(model, bytes_of):
-    """Returns what the planner counts for every shard of a plan."""
-    tables = table_plans(model.plan).items()
-    return sum(bytes_of(*shard.shard_sizes, table) for table, sharding in tables for shard in shards_of(sharding))
+def tables_of(settings):
+    return tables_to_plan(build_unsharded_model(settings, torch.device("meta")), settings, settings.planner)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -54,11 +54,10 @@ def test_state_is_counted_as_it_is_allocated(rows, context, name, kind, precisio
     states = [value for key, value in model.tensors().items() if key.startswith("table.")]
     storages = [shard.untyped_storage() for value in states for shard in local_shards_of(value)]
     allocated = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
-
-    def bytes_of(rows, columns, table):
-        return state_bytes(rows, columns, table, settings.optimizer)
-
-    assert sum(allocated.values()) == counted(model, bytes_of)
+    tables = tables_of(settings)
+    shards = shards_in_plan(model.plan, tables, 1)
+    counted = memory_by_kind(shards.options, tables, topology_of(1, 1, on_gpu=False))["state"]
+    assert sum(allocated.values()) == counted.sum()
 
 
 @contextmanager
@@ -76,18 +75,16 @@ def allocations():
 def test_averages_are_counted_as_they_are_allocated(rows, context, evaluated, precision):
     settings, model = built(rows, context, "table_wise", model__table_precision=precision)
     ema = {"decay": 0.9, "tables": True, "evaluate": evaluated}
-    settings = Config.model_validate(config(rows, optimizer__ema=ema))
-
-    def bytes_of(rows, columns, _):
-        return average_bytes(rows, columns, 4 if precision == "fp32" else 2, settings.optimizer)
-
+    settings = settings.model_copy(update={"optimizer": Config.model_validate({"optimizer": {"ema": ema}}).optimizer})
     with allocations() as kept:
         averages = Averages(model.model, settings.optimizer.ema)
         swap = averages.swapped_in()
         if evaluated:
             swap.__enter__()
     dense = sum(weight.nbytes for weight in averages._averages.values()) * (1 + evaluated)
-    assert kept[0] - dense == pytest.approx(counted(model, bytes_of), abs=100)
+    tables = tables_of(settings)
+    counted = sum(one.rows * (one.columns * one.averages_per_value + one.averages_per_row) for one in tables)
+    assert kept[0] - dense == pytest.approx(counted, abs=100)
     if evaluated:
         swap.__exit__(None, None, None)
 

@@ -15,7 +15,7 @@ from benchmarks.published import PAGE, error, fit, forecast, published, render
 from torchx_recsys.apps.plan.clusters import parse_cluster
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.hardware import HOSTS
-from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS
+from torchx_recsys.planner.topology import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 

@@ -13,10 +13,10 @@ from plain_model import plain_model
 from torch import nn
 from torchrec.distributed.types import ShardingEnv
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.plan.sharding import Unwrapped
 
 PLANS = [

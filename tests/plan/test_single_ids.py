@@ -9,8 +9,8 @@ import pytest
 import torch
 from jobs import config, launch_rounds, losses
 
-from trainer.data.jagged import SingleIds, of_block
-from trainer.data.rows import NO_ID
+from trainer.batches.batch import SingleIds, of_block
+from trainer.batches.rows import NO_ID
 
 ROWS, STEPS = 640, 10
 KINDS = {

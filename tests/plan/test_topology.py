@@ -5,6 +5,7 @@ from command import run_trainer
 from jobs import config
 
 from torchx_recsys.planner.hardware import GIB, HOSTS
+from torchx_recsys.planner.topology import ACHIEVED
 from trainer.config.root import Config
 from trainer.plan.topology import GB_PER_SECOND, topology_to_plan_for
 
@@ -17,6 +18,11 @@ def ranks_of(device="cuda", **planner):
     return topology_to_plan_for(settings.data, settings.planner, settings.comms, settings.train, 16, 8, device)
 
 
+def between(speeds):
+    """Returns the GB/s of the data sheet between ranks of a host, both directions, and to other hosts."""
+    return 2 / speeds.all_to_all_byte / ACHIEVED, 1 / speeds.network_byte / ACHIEVED
+
+
 @pytest.mark.few(6, "six hosts stand for all")
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])
 def test_memory_and_bandwidths_are_the_hosts(name):
@@ -24,8 +30,7 @@ def test_memory_and_bandwidths_are_the_hosts(name):
     assert found.gpu_bytes == host.gpu.memory_gib * GIB
     assert found.host_bytes == host.memory_gib * GIB // 8
     assert found.gpu_bandwidth == host.gpu.hbm_gb_per_second * GB_PER_SECOND
-    assert found.intra_bandwidth == host.gpu.nvlink_gb_per_second * GB_PER_SECOND
-    assert found.inter_bandwidth == host.network_gb_per_second / host.gpus * GB_PER_SECOND
+    assert between(found.speeds) == pytest.approx((host.gpu.nvlink_gb_per_second, host.network_gb_per_second_per_gpu))
 
 
 def test_keys_that_are_set_win():
@@ -39,14 +44,13 @@ def test_keys_that_are_set_win():
     found = ranks_of(hardware="h100", **own)
     assert (found.gpu_bytes, found.host_bytes) == (10 * GIB, 20 * GIB)
     assert found.gpu_bandwidth == 500 * GB_PER_SECOND
-    assert found.intra_bandwidth == 30 * GB_PER_SECOND
-    assert found.inter_bandwidth == 4 * GB_PER_SECOND
+    assert between(found.speeds) == pytest.approx((30, 4))
 
 
 def test_a_host_without_a_gpu_has_its_memory_and_usual_bandwidths():
     found = ranks_of("cpu", hardware="cpu.8xlarge", reserve=0.0)
     assert found.host_bytes == 256 * GIB // 8
-    assert found.intra_bandwidth == ranks_of("cpu").intra_bandwidth
+    assert found.speeds == ranks_of("cpu").speeds
 
 
 def test_a_plan_for_two_hosts_that_this_machine_is_not():

@@ -9,12 +9,11 @@ from jobs import config
 
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.plan import find_plan, times_needed
-from torchx_recsys.planner.solve import NothingFits
+from torchx_recsys.planner.search import NothingFits
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.dense_part import dense_part
-from trainer.plan.make_plan import plan_for
-from trainer.plan.problem import problem_of
+from trainer.plan.make_plan import plan_for, problem_of
 
 pytestmark = pytest.mark.slow
 

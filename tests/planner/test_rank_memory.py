@@ -9,14 +9,14 @@ import torch
 from command import run_trainer, write_config
 from forked import run_forked
 from jobs import config
+from planning import solve
 from ready_made import NAMES, ready_made
 
 from benchmarks.planned_memory import CASES, KEPT, error, measure
-from torchx_recsys.planner.options import all_options
-from torchx_recsys.planner.planned_table import planned_table
 from torchx_recsys.planner.rank_memory import NONE, ON_GPU, memory_of, room_for_shards, shards_of_tables
+from torchx_recsys.planner.search import planned_table
 from torchx_recsys.planner.shard_memory import memory_by_kind, shard_memory
-from torchx_recsys.planner.solve import solve
+from torchx_recsys.planner.tables import all_options
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.dense_part import dense_part

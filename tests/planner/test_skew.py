@@ -8,9 +8,9 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config, write_rows
 
-from torchx_recsys.planner.problem import Zipf
 from torchx_recsys.planner.skew import ids_behind, unique_ids
-from torchx_recsys.planner.systems import ACHIEVED
+from torchx_recsys.planner.tables import Zipf
+from torchx_recsys.planner.topology import ACHIEVED
 from trainer.__main__ import main as trainer
 
 EXPONENTS = (0.0, 0.3, 0.8, 1.0, 1.05, 1.5, 3.0)

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from planning import topology_of
 
-from torchx_recsys.planner.options import CACHED, KERNELS, KINDS, UVM, all_options
-from torchx_recsys.planner.planned_table import PlannedTable
-from torchx_recsys.planner.problem import DenseWork, Table
-from torchx_recsys.planner.rated import rate
-from torchx_recsys.planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
-from torchx_recsys.planner.step_costs import PHASES, costs, unique_rows
-from torchx_recsys.planner.step_time import step_time
+from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.step_time import PHASES, costs, step_time, unique_rows
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, UVM, DenseWork, PlannedTable, Table, all_options
+from torchx_recsys.planner.topology import Speeds, cpu_speeds, data_sheet_speeds
 
 CLUSTERS = [(1, 1), (4, 4), (16, 8), (6, 2), (64, 8)]
 
@@ -100,7 +97,7 @@ def test_costs_are_those_of_each_shard_by_itself(on_gpu, number, per_host, sizes
     numbers = random.Random(f"{number} {on_gpu} {pooled}")
     tables = [table(numbers, pooled, place) for place in range(6)]
     options = all_options(tables, topology)
-    found = costs(options, tables, topology, topology.speeds)
+    found = costs(options, tables, topology)
     for index in range(len(options)):
         kind, kernel, columns = KINDS[options.kind[index]], KERNELS[options.kernel[index]], int(options.columns[index])
         cached = float(options.cached[index])
@@ -175,9 +172,3 @@ def test_tables_in_host_memory_are_slower(kernel):
     rated = rate([dataclasses.replace(table(random.Random(1), True, 0), kinds=("table_wise",))], topology)
     fused, other = rated.cost[rated.options.kernel == 1], rated.cost[rated.options.kernel == kernel]
     assert fused.max() < other.min()
-
-
-def test_torchrecs_estimate_is_taken_without_speeds():
-    topology = dataclasses.replace(drawn_topology(4, 4, True), speeds=None)
-    rated = rate([table(random.Random(1), True, 0)], topology)
-    assert rated.phases.shape == (len(rated.options), 4) == (len(rated.options), len(rated.phase_names))

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from planning import random_tables, topology_of
 
-from torchx_recsys.planner.options import DATA_PARALLEL, KINDS, all_options
 from torchx_recsys.planner.shard_memory import COPIES_OF_IDS, memory_by_kind
-from torchx_recsys.planner.speeds import cpu_speeds
-from torchx_recsys.planner.step_costs import PHASES, costs
+from torchx_recsys.planner.step_time import PHASES, costs
+from torchx_recsys.planner.tables import DATA_PARALLEL, KINDS, all_options
+from torchx_recsys.planner.topology import cpu_speeds
 from trainer.config.root import Config
 from trainer.models.builder import build_model
 from trainer.plan.tables import tables_to_plan
@@ -49,7 +49,7 @@ def test_batches_in_flight_have_room_for_weights():
 
 
 def test_a_weight_is_sent_as_an_id_is():
-    plain, weighted = (costs(OPTIONS, tables, TOPOLOGY, TOPOLOGY.speeds) for tables in (PLAIN, WEIGHTED))
+    plain, weighted = (costs(OPTIONS, tables, TOPOLOGY) for tables in (PLAIN, WEIGHTED))
     place = PHASES.index("input")
     sent = np.where(OPTIONS.kind == DATA_PARALLEL, 0, ids_of_shards()) * TOPOLOGY.speeds.id / 1e6
     np.testing.assert_allclose((weighted - plain)[:, place], sent, atol=1e-9)

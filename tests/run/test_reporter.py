@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from trainer.config.report import ReportConfig
+from trainer.config.train import ReportConfig
 from trainer.core.distributed import process_group
 from trainer.core.run_directory import RunDirectory
 from trainer.run.reporter import Reporter, StallTimer, format_metrics

@@ -101,7 +101,7 @@ import fsspec
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.training.loop import train
-from trainer.core.logging import quiet_libraries
+from trainer.core.console import quiet_libraries
 quiet_libraries()
 settings = {config(data, train__steps=4, checkpoint={"every_steps": 2})!r}
 train(Config.model_validate(settings), "memory://runs/one", "auto")

@@ -7,7 +7,7 @@ from ranks import run_on_ranks
 from torch import Tensor
 
 from trainer.core.distributed import process_group
-from trainer.optim.gradient_average import TOGETHER_BYTES, GradientAverage
+from trainer.optim.gradients import TOGETHER_BYTES, GradientAverage
 
 RANKS, STEPS = 3, 2
 SHAPES = {"matrix": (3, 5), "large": (TOGETHER_BYTES // 4,), "unused": (7,), "unused, large": (TOGETHER_BYTES,)}

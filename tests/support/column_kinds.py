@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trainer.batches.batch import Batch
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 EPOCH = datetime.date(1970, 1, 1)
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from trainer.config.schedule import Schedule
+from trainer.config.optimizer import Schedule
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.metrics.base import Metric
 from trainer.models.base import ModelInputs

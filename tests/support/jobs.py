@@ -138,18 +138,18 @@ def count_sent_bytes() -> dict[str, list[int]]:
 def run_jobs(jobs: list[dict]) -> None:
     """Runs jobs on this rank."""
     from trainer.config.root import Config
+    from trainer.core.console import quiet_libraries
     from trainer.core.distributed import process_group
-    from trainer.core.logging import quiet_libraries
     from trainer.training.loop import run
-    from trainer.training.setup import open_session
+    from trainer.training.setup import begin_job
 
     quiet_libraries()
     with process_group() as context:
         for job in jobs:
             sent = count_sent_bytes() if job.get("count") else None
             settings = Config.model_validate(job["config"])
-            with open_session(settings, job["out"], job.get("resume", "auto"), context) as session:
-                run(session)
+            with begin_job(settings, job["out"], job.get("resume", "auto"), context) as held:
+                run(held)
             if sent is not None:
                 Path(job["out"], f"sent-{context.rank}.json").write_text(json.dumps(sent))
 

@@ -7,8 +7,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trainer.config.root import Config
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import table_configs
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import initialize_tables, table_configs
 
 
 def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:

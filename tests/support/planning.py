@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from torchx_recsys.planner.options import KINDS
-from torchx_recsys.planner.problem import Table, Topology
+from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.search import solve_within
+from torchx_recsys.planner.tables import KINDS, Table
+from torchx_recsys.planner.topology import SYSTEMS, Topology, data_sheet_speeds, speeds_of
 
 
 def random_tables(number, seed, **changes):
@@ -41,11 +43,9 @@ def topology_of(ranks, per_host, **changes):
         "gpu_bytes": 2**36 if changes.get("on_gpu", True) else 0,
         "host_bytes": 2**37,
         "gpu_bandwidth": 3.35e9,
-        "host_bandwidth": 5.1e7,
         "pcie_bandwidth": 3.2e7,
-        "intra_bandwidth": 4.5e8,
-        "inter_bandwidth": 5e7,
         "batch_size": 1024,
+        "speeds": speeds_of(SYSTEMS["torchrec"], data_sheet_speeds(3.35e9, 9e8, 5e7)),
     }
     return Topology(**fields | changes)
 
@@ -54,3 +54,9 @@ def gpus(ranks, per_host=8, gib=60.0, host_gib=200.0, **changes):
     """Returns a topology of GPUs with so much memory each, and on their host."""
     memory = {"gpu_bytes": int(gib * 2**30), "host_bytes": int(host_gib * 2**30)}
     return topology_of(ranks, per_host, **memory | changes)
+
+
+def solve(tables, topology, slower=0.0):
+    """Returns the best placement found for tables within all memory of the ranks."""
+    memory = np.array([topology.gpu_bytes, topology.host_bytes], dtype=float)
+    return solve_within(rate(tables, topology), topology, memory, slower)

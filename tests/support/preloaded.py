@@ -5,7 +5,7 @@ from remembered import remembered_parts, remembered_plans
 
 from trainer.commands import COMMANDS, import_quickly
 from trainer.config.root import load_config
-from trainer.core.logging import quiet_libraries
+from trainer.core.console import quiet_libraries
 from trainer.plan import dense_part, make_plan
 
 quiet_libraries()

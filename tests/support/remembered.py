@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.problem import DensePart
-from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.search import Solution
+from torchx_recsys.planner.tables import DensePart
 from trainer.plan.dense_part import NO_WORK
 
 FOLDER = "TESTS_REMEMBERED"
@@ -47,8 +47,7 @@ def remembered_plans(find_plan: Callable[[Problem], Solution]) -> Callable[[Prob
     """Returns the same function, which looks into the folder first."""
 
     def found(problem: Problem) -> Solution:
-        memory = problem.dense.memory if problem.counts_all else None
-        decides = (problem.tables, problem.topology, memory, problem.reserve, problem.counts_all, problem.slower)
+        decides = (problem.tables, problem.topology, problem.dense.memory, problem.reserve, problem.slower)
         return _find(repr(decides), lambda: find_plan(problem))
 
     return found

@@ -8,13 +8,13 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from trainer.checkpoint.io import ChecksumWriter
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.saver import Staging
 from trainer.checkpoint.store import Checkpoint, Checkpoints
 from trainer.config.root import Config
+from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
-from trainer.core.logging import quiet_libraries
 from trainer.core.run_directory import RunDirectory
-from trainer.training.setup import plan_epochs
+from trainer.training.epochs import plan_epochs
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
 

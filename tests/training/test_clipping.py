@@ -9,10 +9,10 @@ from jobs import config, launch_rounds, numbers_of_ranks, saved_tensors, write_r
 from plain_model import plain_model
 from torch import nn
 
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 
 STEPS = 10
 MATRIX = "ranks", numbers_of_ranks

@@ -10,7 +10,7 @@ from command import write_config
 from jobs import config, launch_rounds, losses, saved_tensors
 
 from trainer.__main__ import main as trainer
-from trainer.core.random_state import seed_step
+from trainer.training.step import seed_step
 
 STEPS = 4  # one epoch
 

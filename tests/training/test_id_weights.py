@@ -12,13 +12,12 @@ from table_reference import ReferenceTable
 from torch import nn
 
 from trainer.__main__ import main as trainer
+from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
+from trainer.data.order import Lanes
 from trainer.models.base import ModelInputs
-from trainer.models.embeddings import collections
-from trainer.models.table_init import initialize_tables
+from trainer.models.embeddings import collections, initialize_tables
 
 ROWS, BATCH, STEPS, DIMENSION, RATE, EPS = 330, 64, 14, 16, 0.05, 1e-3
 # Of each feature: its table, its weights, its pooling and the most ids of a list.

@@ -13,7 +13,7 @@ from managed import KINDS, rows_of_ids, settings, write_ids
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
-from trainer.models.table_init import initial_rows
+from trainer.models.embeddings import initial_rows
 from trainer.training.managed_ids import ManagedIds
 
 STEPS, HALF = 12, 5

@@ -9,7 +9,7 @@ from managed import rows_of_ids, settings, with_labels, write_ids
 from test_chaos import evaluations
 from test_chaos_models import Job
 
-from trainer.models.table_init import initial_rows
+from trainer.models.embeddings import initial_rows
 
 pytestmark = pytest.mark.more("test_managed_ids.py has plain steps")
 

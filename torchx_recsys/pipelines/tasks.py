@@ -11,8 +11,8 @@ from torchx.specs import AppState
 from torchx_recsys.pipelines.file import Pipeline, Step
 from torchx_recsys.pipelines.jobs import Look
 from trainer.config.root import load_tree
-from trainer.core.digest import digest
 from trainer.core.errors import InputError
+from trainer.core.storage import digest
 
 
 @dataclass(frozen=True)

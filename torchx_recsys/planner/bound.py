@@ -1,4 +1,4 @@
-"""A bound that no plan can beat, by Lagrangian relaxation, and the prices of memory.
+"""Options with their costs, and a bound that no plan can beat, by Lagrangian relaxation, with the prices of memory.
 
 The ranks are identical. So the slowest rank takes at least the mean time, and all shards together take at most the
 memory of all ranks. At any price of memory, the sum over tables of the least cost plus priced memory bounds the total
@@ -8,19 +8,77 @@ Not by HiGHS (scipy.optimize.linprog): its values are the same to 2e-15, but a b
 ranks and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search asks for hundreds. The tests compare the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from torchx_recsys.planner.rated import Rated
+from torchx_recsys.planner.shard_memory import shard_memory, sum_of_shards
+from torchx_recsys.planner.step_time import costs
+from torchx_recsys.planner.tables import Options, Table, all_options, has_options
+from torchx_recsys.planner.topology import Topology
 
 STEPS = 200  # at most, of a search that takes 5 to 20
 CREST = 1e-15  # relative tolerance of the height of a crest
 NUDGE = 2.0**-50  # times a price: the first of those that are added until the price suffices, each twice the last
 BEYOND = 1e12  # times the mean price: there, only memory counts
 CLOSE = 1e-7  # relative tolerance
+
+
+@dataclass(frozen=True)
+class Rated:
+    """Options with the cost and memory of one shard, and of all shards together.
+
+    Attributes:
+        options: The options.
+        cost: Milliseconds of a shard, `[O]`.
+        memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
+        total_cost: Milliseconds of all shards.
+        total_memory: Bytes of all shards.
+        starts: Number of the first option of each table, `[T]`.
+    """
+
+    options: Options
+    cost: np.ndarray
+    memory: np.ndarray
+    total_cost: np.ndarray
+    total_memory: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def tables(self) -> int:
+        """Number of tables."""
+        return len(self.starts)
+
+    def of_table(self, table: int) -> slice:
+        """Returns the options of a table."""
+        stop = self.starts[table + 1] if table + 1 < self.tables else len(self.options)
+        return slice(int(self.starts[table]), int(stop))
+
+
+def rate(
+    tables: Sequence[Table], topology: Topology, memory_of_shard: Callable[..., np.ndarray] = shard_memory
+) -> Rated:
+    """Returns the options of tables with their costs.
+
+    Args:
+        tables: The tables.
+        topology: The topology of identical ranks.
+        memory_of_shard: Returns the memory of shards; unset for the most that shards take.
+
+    Raises:
+        ValueError: A table has no option.
+    """
+    for table in tables:
+        if not has_options(table, topology):
+            raise ValueError(f"table '{table.name}' cannot be sharded as allowed")
+    options = all_options(tables, topology)
+    cost = costs(options, tables, topology).sum(axis=1)
+    memory = memory_of_shard(options, tables, topology)
+    starts = np.searchsorted(options.table, np.arange(len(tables)))
+    total_memory = sum_of_shards(options, tables, topology, memory_of_shard)
+    return Rated(options, cost, memory, cost * options.shards, total_memory, starts)
 
 
 @dataclass(frozen=True)

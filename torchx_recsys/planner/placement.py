@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torchx_recsys.planner.bound import Relaxed, cheapest
-from torchx_recsys.planner.options import GRID, OF_COLUMNS, ON_EVERY_RANK, ON_WHOLE_HOSTS, TABLE_COLUMN_WISE, places
-from torchx_recsys.planner.problem import Topology
-from torchx_recsys.planner.rated import Rated
+from torchx_recsys.planner.bound import Rated, Relaxed, cheapest
+from torchx_recsys.planner.tables import GRID, OF_COLUMNS, ON_EVERY_RANK, ON_WHOLE_HOSTS, TABLE_COLUMN_WISE, places
+from torchx_recsys.planner.topology import Topology
 
 
 @dataclass

@@ -12,10 +12,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from torchx_recsys.planner.bound import allowed_under, lower_bound, relax
+from torchx_recsys.planner.bound import Rated, allowed_under, lower_bound, rate, relax
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.planned_table import planned_table
-from torchx_recsys.planner.problem import DensePart, DenseWork, Table, Topology
+from torchx_recsys.planner.placement import Placement
 from torchx_recsys.planner.rank_memory import (
     RankMemory,
     Shards,
@@ -24,10 +23,11 @@ from torchx_recsys.planner.rank_memory import (
     room_for_shards,
     shards_of_tables,
 )
-from torchx_recsys.planner.rated import Rated, rate
+from torchx_recsys.planner.search import TRIES, NothingFits, Solution, planned_table, solve_within
 from torchx_recsys.planner.shard_memory import PHASES, memory_by_kind, memory_in_phase
-from torchx_recsys.planner.solve import TRIES, NothingFits, Solution, solve_within
-from torchx_recsys.planner.step_time import beside_tables
+from torchx_recsys.planner.step_time import StepTime, beside_tables, step_time
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, DensePart, PlannedTable, Table
+from torchx_recsys.planner.topology import SYSTEMS, System, Topology
 
 MOST_TIMES = 2**20  # times the memory, beyond which no memory helps
 BISECTIONS = 30
@@ -46,7 +46,6 @@ class Problem:
         topology: The topology, with all memory of the ranks.
         measure_dense: Returns the dense part of the model. Called only on demand, as measuring takes seconds.
         reserve: The part of the device's memory to keep free.
-        counts_all: Whether all memory is counted; else only tables are, and the rest is reserved.
         slower: How much slower than the fastest plan found the plan may be, relative, to save memory.
         of_systems: The topology with each system's speeds, by system name; empty if none is forecast.
     """
@@ -56,7 +55,6 @@ class Problem:
     topology: Topology
     measure_dense: Callable[[], DensePart]
     reserve: float
-    counts_all: bool = True
     slower: float = 0.0
     of_systems: Mapping[str, Topology] = field(default_factory=dict)
 
@@ -64,11 +62,6 @@ class Problem:
     def dense(self) -> DensePart:
         """The dense part of the model."""
         return self.measure_dense()
-
-    @property
-    def work(self) -> DenseWork | None:
-        """The dense part's work in a step; None if its time is not counted."""
-        return self.dense.work if self.topology.speeds else None
 
     @property
     def device(self) -> int:
@@ -95,16 +88,14 @@ class Problem:
             times: Multiple of the memory that a rank has.
         """
         found = times * self.usable
-        if self.counts_all:
-            capacity = found[self.device]
-            found[self.device] = room_for_shards(capacity, self.tables, self.topology, self.dense.memory, phase=phase)
+        capacity = found[self.device]
+        found[self.device] = room_for_shards(capacity, self.tables, self.topology, self.dense.memory, phase=phase)
         return found
 
     def beside_shards(self) -> dict[str, float]:
         """Returns the bytes of a rank's device that shards cannot take, by name."""
         reserved = (self.there - self.usable)[self.device]
-        beside = beside_shards(self.tables, self.topology, self.dense.memory) if self.counts_all else {}
-        return beside | {"planner.reserve": reserved}
+        return beside_shards(self.tables, self.topology, self.dense.memory) | {"planner.reserve": reserved}
 
     @cached_property
     def rated(self) -> Rated:
@@ -112,16 +103,9 @@ class Problem:
         return rate(self.tables, self.topology)
 
     @cached_property
-    def by_phase(self) -> dict[str | None, Rated]:
-        """The options with the least memory that they need in each counted phase."""
-        if not self.counts_all:
-            return {None: self.rated}
+    def by_phase(self) -> dict[str, Rated]:
+        """The options with the least memory that they need in each phase."""
         return {phase: rate(self.tables, self.topology, partial(memory_in_phase, phase)) for phase in PHASES}
-
-    def topology_for_shards(self) -> Topology:
-        """Returns the topology with the memory that shards may take."""
-        gpu, host = self.for_shards()
-        return replace(self.topology, gpu_bytes=int(gpu), host_bytes=int(host))
 
     def peak(self, solution: Solution) -> RankMemory:
         """Returns the memory of each rank at the peak, under a solution."""
@@ -151,8 +135,6 @@ def find_plan(problem: Problem, tries: int = TRIES) -> Solution:
     try:
         found = solve_within(problem.rated, problem.topology, problem.for_shards(), problem.slower, tries)
     except NothingFits:
-        if not problem.counts_all:
-            raise
         found = _fitting_in_phases(problem, tries)
     return with_bound_of_all(problem, found)
 
@@ -190,7 +172,7 @@ def _leanest(problem: Problem, tries: int) -> Solution:
     return found
 
 
-def _fitting_in_phase(problem: Problem, phase: str | None, tries: int) -> Solution | None:
+def _fitting_in_phase(problem: Problem, phase: str, tries: int) -> Solution | None:
     """Returns a plan that fits, found by counting one phase with ever less room; None if none is found."""
     room = problem.for_shards(phase)
     for _ in range(NARROWER):
@@ -221,7 +203,7 @@ def least_cost(problem: Problem) -> float:
 
 def least_milliseconds(problem: Problem) -> float:
     """Returns the proven least milliseconds of a step under any plan; infinite if no plan fits."""
-    beside = sum(beside_tables(problem.topology, problem.work))
+    beside = sum(beside_tables(problem.topology, problem.dense.work))
     return (least_cost(problem) + beside) * (1 - ROUNDING)
 
 
@@ -247,3 +229,153 @@ def _may_fit(problem: Problem, times: float) -> bool:
 
 def _may_take(rated: Rated, memory: np.ndarray, ranks: int) -> bool:
     return bool(np.isfinite(relax(rated, allowed_under(rated, np.inf, memory), memory * ranks).cost))
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A shortage of memory.
+
+    Attributes:
+        times: Least multiple of every rank's memory that the tables need; 1 if merely no placement was found.
+    """
+
+    times: float
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for a cluster.
+
+    Attributes:
+        problem: The planning problem.
+        solution: The placement and the bound; the shortage of memory if nothing fits.
+    """
+
+    problem: Problem
+    solution: Solution | Shortage
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+        return self.problem.cluster
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables."""
+        return self.problem.tables
+
+    @property
+    def topology(self) -> Topology:
+        """The topology, with all memory of the ranks."""
+        return self.problem.topology
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step, on all ranks together."""
+        return self.topology.batch_size * self.topology.ranks
+
+    @property
+    def found(self) -> Solution:
+        """The placement and the bound, if the tables fit."""
+        assert isinstance(self.solution, Solution)
+        return self.solution
+
+    @property
+    def fits(self) -> bool:
+        """Whether the tables fit."""
+        return isinstance(self.solution, Solution)
+
+    @property
+    def placed(self) -> list[PlannedTable]:
+        """The placement of each table."""
+        return [planned_table(self.found, number, table) for number, table in enumerate(self.tables)]
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The time of a step."""
+        return step_time(self.placed, self.tables, self.topology, self.problem.dense.work)
+
+    @property
+    def step_of_others(self) -> dict[System, StepTime]:
+        """The time of a step under each other system, if the plan is for a system."""
+        return {
+            SYSTEMS[name]: step_time(self.placed, self.tables, topology, self.problem.dense.work)
+            for name, topology in self.problem.of_systems.items()
+            if topology.system is not self.topology.system
+        }
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """The memory of each rank at the peak."""
+        return self.problem.peak(self.found)
+
+    @property
+    def memory_by_kind(self) -> dict[str, np.ndarray]:
+        """Bytes of each rank at the peak by kind, `[R]` each: GPU kinds, such as `GPU: tables`, then host kinds."""
+        found = {}
+        for number, where in enumerate(("GPU", "host")):
+            kinds = {kind: size[:, number] for kind, size in self.memory.by_kind().items() if size[:, number].any()}
+            found |= {f"{where}: {kind}": size for kind, size in kinds.items()}
+        return found
+
+    @property
+    def fullest(self) -> np.ndarray:
+        """Bytes of the fullest rank, on the GPU and on the host, `[2]`."""
+        return self.memory.total.max(axis=0)
+
+
+def plan(problem: Problem, tries: int = TRIES) -> Planned:
+    """Returns the best plan found, or the shortage of memory.
+
+    Args:
+        problem: The planning problem.
+        tries: How often the search may repack tables; fewer for a quick answer.
+    """
+    try:
+        return Planned(problem, find_plan(problem, tries))
+    except NothingFits as error:
+        return Planned(problem, Shortage(times_needed(problem) if error.is_proven else 1.0))
+
+
+class NotRatedError(ValueError):
+    """A table's placement that the planner would never choose, and so cannot rate.
+
+    Attributes:
+        table: The placement of the table.
+        number: Number of the table.
+    """
+
+    def __init__(self, table: PlannedTable, number: int) -> None:
+        super().__init__(f"table {number} is placed as the planner would not choose: {table}")
+        self.table, self.number = table, number
+
+
+def rate_plan(problem: Problem, placed: Sequence[PlannedTable]) -> Planned:
+    """Rates a plan made elsewhere: returns the plan with this planner's costs and bound.
+
+    Args:
+        problem: The planning problem.
+        placed: The placement of each table.
+
+    Raises:
+        NotRatedError: The planner would never place a table this way.
+    """
+    placement = Placement(problem.rated, problem.topology, problem.for_shards(), np.zeros(2))
+    for number, table in enumerate(placed):
+        option = _option(placement.rated, number, table)
+        where = np.array(table.ranks)
+        if option is None or len(np.unique(where)) < len(where):
+            raise NotRatedError(table, number)
+        placement.put(number, option, where)
+    bound = lower_bound(placement.rated, placement.memory_limit, placement.topology.ranks)
+    return Planned(problem, with_bound_of_all(problem, Solution(placement, bound)))
+
+
+def _option(rated: Rated, number: int, table: PlannedTable) -> int | None:
+    options = rated.options
+    wanted = KINDS.index(table.kind), KERNELS.index(table.kernel), table.shard_columns
+    for option in range(*rated.of_table(number).indices(len(options))):
+        same = (options.kind[option], options.kernel[option], options.columns[option]) == wanted
+        if same and (wanted[1] != CACHED or np.isclose(options.cached[option], table.cached or 0.0)):
+            return option
+    return None

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from torchx_recsys.planner.hardware import GIB
-from torchx_recsys.planner.options import KERNELS, KINDS, Options
-from torchx_recsys.planner.planned_table import PlannedTable
-from torchx_recsys.planner.problem import DenseMemory, Table, Topology
 from torchx_recsys.planner.shard_memory import LARGEST_OF_RANK, memory_by_kind
+from torchx_recsys.planner.tables import KERNELS, KINDS, DenseMemory, Options, PlannedTable, Table
+from torchx_recsys.planner.topology import Topology
 
 BATCHES_ON_GPU = 3  # batches that TorchRec's pipeline copies ahead
 INT, FLOAT = 4, 4

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchx_recsys.planner.hardware import GIB
-from torchx_recsys.planner.options import CACHED, KERNELS, KINDS
 from torchx_recsys.planner.placement import Placement
-from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.search import Solution
+from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS
 
 
 @dataclass(frozen=True)

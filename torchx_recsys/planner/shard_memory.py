@@ -1,18 +1,19 @@
 """Memory that shards take on their ranks, by kind, for many options at once.
 
-Counts memory kept between steps, and memory that a step needs for a while. TorchRec's own estimate, kept for comparison
-in `torchrec_memory`, leaves out most of this: real runs take up to three times as much.
+Counts memory kept between steps, and memory that a step needs for a while. TorchRec's own estimate leaves out most of
+this: real runs take up to three times as much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from torchx_recsys.planner.options import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options
-from torchx_recsys.planner.problem import Table, Topology
-from torchx_recsys.planner.torchrec_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
+from torchx_recsys.planner.tables import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options, Table
+from torchx_recsys.planner.topology import Topology
 
 INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
+STATE_BYTES = 4  # of each value of a state or an average, whatever the table's precision
+CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT = 4, 16  # of FBGEMM's cache: a map of rows, and ids and times of its slots
 # Copies of a shard's ids at once: received for this batch, received for the next batch, and two for the lookup.
 COPIES_OF_IDS = 4
 SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
@@ -156,3 +157,16 @@ def memory_in_phase(
     kinds = memory_by_kind(options, tables, topology, rows)
     added = (kinds[kind] for kind in PHASES[phase])
     return sum(added, sum((kinds[kind] for kind in KEPT), np.zeros((len(options), 2))))
+
+
+def sum_of_shards(
+    options: Options, tables: Sequence[Table], topology: Topology, of_shard: Callable[..., np.ndarray]
+) -> np.ndarray:
+    """Returns the sum of an estimate over all shards of each option, `[O, 2]`: the last row shard may be smaller."""
+    rows_of_table = np.array([table.rows for table in tables])[options.table]
+    whole, left = np.divmod(rows_of_table, options.rows)
+    of_rows = np.isin(options.kind, OF_ROWS)
+    whole, left = np.where(of_rows, whole, 1), np.where(of_rows, left, 0)
+    copies = np.where(options.kind == DATA_PARALLEL, topology.ranks, options.pieces)
+    last = np.where(left[:, None] > 0, of_shard(options, tables, topology, left), 0)
+    return copies[:, None] * (whole[:, None] * of_shard(options, tables, topology) + last)

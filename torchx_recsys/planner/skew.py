@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from torchx_recsys.planner.options import Options
-from torchx_recsys.planner.problem import Table, Zipf
+from torchx_recsys.planner.tables import Options, Table, Zipf
 
 EXACT = 256  # ranks summed one by one; the integral over the others is off by a millionth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)

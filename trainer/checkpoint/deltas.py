@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
-from trainer.checkpoint.io import DirectoryReader
-from trainer.checkpoint.stored_rows import StoredRows
+from trainer.checkpoint.io import DirectoryReader, StoredRows
 
 ROWS, VALUES = "rows", "values"
 BLOCK_BYTES = 1 << 24  # of rows, compared at once

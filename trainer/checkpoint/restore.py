@@ -17,9 +17,14 @@ from trainer.checkpoint.reader import CheckpointReader
 from trainer.checkpoint.state_dict import State, is_by_row, is_table, table_of
 from trainer.checkpoint.store import Checkpoint
 from trainer.core.console import plural
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, gather_to_rank0
+from trainer.core.distributed import (
+    DistributedContext,
+    broadcast_from_rank0,
+    gather_to_all,
+    gather_to_rank0,
+    placed_shards,
+)
 from trainer.core.errors import InputError, StorageError
-from trainer.core.local_shards import placed_shards
 
 Shapes = dict[str, torch.Size]
 

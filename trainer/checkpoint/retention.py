@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.checkpoint.store import Checkpoints
-from trainer.config.checkpoint import Retention
+from trainer.config.train import Retention
 from trainer.core.console import plural
 from trainer.core.errors import DamagedError
 from trainer.metrics.registry import higher_is_better, result_name
@@ -28,7 +28,7 @@ def expired(
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
-        ends: The segments that end with a checkpoint, by its step, in order.
+        ends: The names of what ends with a checkpoint, by its step, in order.
         predecessors: The step that each checkpoint is a delta on, by its own; None for a whole one.
     """
     reasons = reasons_to_keep(keep, steps, evaluations, ends, predecessors)
@@ -48,7 +48,7 @@ def reasons_to_keep(
         keep: The rules.
         steps: The steps of all committed checkpoints, in order.
         evaluations: The evaluations so far.
-        ends: The segments that end with a checkpoint, by its step, in order.
+        ends: The names of what ends with a checkpoint, by its step, in order.
         predecessors: The step that each checkpoint is a delta on, by its own; None for a whole one.
     """
     # Sets: a run that keeps all of 10,000 checkpoints looked 10,000 times through as many steps.
@@ -69,10 +69,8 @@ def reasons_to_keep(
     return reasons
 
 
-def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, str]:
-    """Returns the names of the segments that end with a checkpoint, by its step.
-
-    The checkpoints tell, not segments.jsonl, whose line is written after the checkpoint is committed.
+def named_ends(checkpoints: Checkpoints, steps: list[int]) -> dict[int, str]:
+    """Returns the names of what ends with a checkpoint, by its step.
 
     Args:
         checkpoints: The checkpoints of the run.
@@ -81,7 +79,7 @@ def ends_of_segments(checkpoints: Checkpoints, steps: list[int]) -> dict[int, st
     ends = {}
     for step in steps:
         with suppress(ValueError, KeyError, DamagedError):  # it is damaged, or was just deleted
-            if (name := checkpoints.segment_at_end(step)) is not None:
+            if (name := checkpoints.end_at(step)) is not None:
                 ends[step] = name
     return ends
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.io import StoredRows
 from trainer.checkpoint.reader import CheckpointReader
-from trainer.checkpoint.stored_rows import StoredRows
 
 
 class SavedRows:

@@ -34,6 +34,7 @@ FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 AFTER = "after"  # of a manifest: the predecessor
 STATE = "state.json"
+ENDS = "ends"  # of the train state: the name of what ends with its step
 NAME = re.compile(r"step-\d{9,}")
 FileEntry = dict[str, int]
 """`bytes` and `crc32` of one file.
@@ -177,11 +178,11 @@ class Checkpoints:
                 self._predecessors[step] = None if before is None else before["step"]
         return {step: self._predecessors[step] for step in steps if step in self._predecessors}
 
-    def segment_at_end(self, step: int) -> str | None:
-        """Returns the name of the segment that ends with the committed checkpoint of a step; None if none does."""
+    def end_at(self, step: int) -> str | None:
+        """Returns the name of what ends with a committed checkpoint, such as a day; None if nothing does."""
         if step not in self._ends:
-            segment = self.at(step).train_state.get("segment")
-            self._ends[step] = segment["name"] if segment and segment["last_step"] == step else None
+            state = self.at(step).train_state
+            self._ends[step] = state.get(ENDS, _unmarked_end(step, state))
         return self._ends[step]
 
     def links(self, step: int) -> list[int]:
@@ -262,6 +263,12 @@ class Checkpoints:
             return []
         names = (posixpath.basename(path.rstrip("/")) for path in paths)
         return [name for name in names if NAME.fullmatch(name)]
+
+
+def _unmarked_end(step: int, state: dict[str, Any]) -> str | None:
+    """Returns what ends with a checkpoint that was saved before ends were marked, when only segments had one."""
+    segment = state.get("segment")
+    return segment["name"] if segment and segment["last_step"] == step else None
 
 
 def links_of(url: str) -> list[str]:

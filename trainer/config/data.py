@@ -1,19 +1,156 @@
-"""The data: its files, its columns, and how training reads them."""
+"""The data set: its files, features and labels, which samples are trained on, and in which order."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
-from trainer.config.balance import BalanceConfig, EvenStepsConfig
-from trainer.config.catalogue import CatalogueConfig
-from trainer.config.csv import CsvConfig
 from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
-from trainer.config.may_change import fixed_values
-from trainer.config.segments import SegmentsConfig
-from trainer.config.select import SelectConfig
+from trainer.config.files import CsvConfig, SegmentsConfig
 from trainer.core.errors import InputError, nearest, some_of
-from trainer.core.section import MayChange, Section
+from trainer.core.section import MayChange, Section, fixed_values
 from trainer.rules.registry import lists_ids
+
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
+Value = str | bool | int | float
+Condition = Annotated[list[Value | list[Value]], pydantic.WithJsonSchema({"type": "condition"})]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One condition of a filter.
+
+    Attributes:
+        column: The column.
+        comparison: One of COMPARISONS.
+        values: The value to compare with; for `in` and `not in`, all values.
+    """
+
+    column: str
+    comparison: str
+    values: tuple[Value, ...]
+
+
+class SelectConfig(Section):
+    """Which samples are trained on, if not all. The filter applies to evaluations, too."""
+
+    filter: list[Condition] = []
+    """Conditions that must all hold: a column, a comparison and a value, such as ["country", "==", "DE"]. The column
+    need not be a feature. Comparisons are ==, !=, <, <=, >, >=, in, not in; the last two take a list."""
+    keep_negatives: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """Fraction of the samples with first label 0 in an epoch, drawn anew each epoch. Their weights make up for it."""
+    files: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """Fraction of the files to train on, at least one file, for a quick look."""
+    mixture: dict[str, pydantic.PositiveFloat] = {}
+    """How often an epoch repeats the samples of some files, by file, glob or directory. Other files count once."""
+
+    @pydantic.model_validator(mode="after")
+    def _known_comparisons(self) -> Self:
+        for clause in self.filter:
+            _check(clause)
+        return self
+
+    @property
+    def clauses(self) -> list[Clause]:
+        """The conditions of the filter."""
+        return [
+            Clause(str(column), str(comparison), tuple(value) if isinstance(value, list) else (value,))
+            for column, comparison, value in self.filter
+        ]
+
+
+def _check(clause: list[Value | list[Value]]) -> None:
+    if len(clause) != 3 or not (isinstance(clause[0], str) and isinstance(clause[1], str)):
+        raise InputError(
+            f"data.select.filter has {clause!r}; a condition is a column, a comparison and a value, such as "
+            "['country', '==', 'DE']"
+        )
+    _, comparison, value = clause
+    if comparison not in COMPARISONS:
+        raise InputError(
+            f"data.select.filter has {clause!r}: no comparison '{comparison}'; known: {', '.join(COMPARISONS)}"
+        )
+    if isinstance(value, list) != comparison.endswith("in"):
+        needs = "a list of values" if comparison.endswith("in") else "one value; use 'in' for several"
+        raise InputError(f"data.select.filter has {clause!r}: '{comparison}' takes {needs}")
+    if value == []:
+        raise InputError(f"data.select.filter has {clause!r}, with an empty list; name at least one value")
+
+
+@dataclass(frozen=True)
+class LaneRows:
+    """The rows of a lane in a step: its samples, the drawn negatives, then the hard negatives sample by sample.
+
+    Attributes:
+        samples: Samples.
+        drawn: Drawn negatives, shared by all samples.
+        hard: Hard negatives of each sample.
+    """
+
+    samples: int
+    drawn: int
+    hard: int
+
+    @property
+    def negatives(self) -> int:
+        """Rows of negatives."""
+        return self.drawn + self.samples * self.hard
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.samples + self.negatives
+
+
+class CatalogueConfig(Section):
+    """The catalogue: all items, with the features in model.item_features."""
+
+    items: list[str] = []
+    """Files, globs or directories, on any fsspec URL, with one row per item."""
+    id: str | None = None
+    """Column with the ids of the items, and column of data.groups with the item of each sample."""
+    weight: str | None = None
+    """Column with the weight by which items are drawn as negatives, such as a count. Unset: all weigh 1."""
+    negatives: pydantic.NonNegativeInt = 0
+    """Items drawn per lane and step; sampled_softmax takes them as negatives of all samples of the lane."""
+    hard_negatives: str | None = None
+    """Column of the samples with a list of items, which sampled_softmax takes as negatives of that sample alone."""
+    hard_negatives_per_sample: pydantic.PositiveInt = 1
+    """Items taken from the beginning of each such list."""
+
+    @property
+    def hard(self) -> int:
+        """Hard negatives of each sample."""
+        return self.hard_negatives_per_sample if self.hard_negatives else 0
+
+    def lane_rows(self, samples: int) -> LaneRows:
+        """Returns the rows of a lane that holds this many samples."""
+        return LaneRows(samples, self.negatives, self.hard)
+
+
+class BalanceConfig(Section):
+    """Which rank computes which samples of a step: those of its lanes, or samples of equal cost.
+
+    A step has the same samples either way, and the same loss but for rounding, so that both keys may change on resume.
+    """
+
+    features: Annotated[list[str], MayChange] = []
+    """Sparse features with lists whose lengths make the cost of a sample. Each rank then reads the samples of all ranks
+    and keeps its own. Unset: a rank takes the samples of its lanes."""
+    squares: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
+    """How much the square of a length costs beside the length itself, as attention's does: 0.01 for l + 0.01 l^2."""
+
+
+class EvenStepsConfig(Section):
+    """Which samples of a shuffle window make a step: the next ones, or samples that cost as much as any other step's.
+
+    Both keys decide the order of samples, and may not change on resume.
+    """
+
+    features: list[str] = []
+    """Sparse features with lists whose lengths make the cost of a sample. Unset: the samples that come next."""
+    squares: pydantic.NonNegativeFloat = 0.0
+    """How much the square of a length costs beside the length itself, as in data.balance."""
 
 
 class DataConfig(Section):

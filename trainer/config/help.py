@@ -14,7 +14,32 @@ from trainer.core.errors import InputError, nearest
 
 OF_CONFIG = """\
 Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.
---help-config lists its sections, --help-config SECTION the keys of one."""
+--help-config lists the keys to know first, and the sections; --help-config SECTION lists all keys of one."""
+
+# The keys that most configurations set, by section: those of presets and tutorials, and what a first run needs.
+FIRST = {
+    "data": "train validation test reader labels groups global_batch_size",
+    "data.segments": "path",
+    "data.dense.NAME": "column transform missing mean std",
+    "data.sparse.NAME": "rows ids table column pooling max_ids weights buckets hotness",
+    "model": "name embedding_dim dense_layers over_layers target history item_features",
+    "tasks.NAME": "label loss weight metrics",
+    "optimizer.sparse": "name learning_rate",
+    "optimizer.sparse.schedule": "warmup_steps decay decay_steps",
+    "optimizer.dense": "name learning_rate weight_decay",
+    "optimizer.dense.schedule": "warmup_steps decay decay_steps",
+    "optimizer.ema": "decay",
+    "comms": "forward backward",
+    "planner": "mode plan sharding_types hardware",
+    "train": "steps epochs seed precision compile",
+    "train.stop_early": "metric patience",
+    "evaluate": "every_steps metrics final",
+    "finetune": "checkpoint",
+    "checkpoint": "every_steps every_minutes",
+    "checkpoint.keep": "newest best",
+    "report": "interval_steps tensorboard",
+}
+OF_SECTION = "--help-config SECTION shows all keys of a section and of those below it."
 
 
 class Key(NamedTuple):
@@ -74,16 +99,14 @@ def _dashed(name: str) -> str:
 
 
 def config_help(name: str) -> str:
-    """Returns the keys of a section and of the sections below it; without a name, the list of sections.
+    """Returns the keys of a section and of those below it; without a name, the sections with the keys to know first.
 
     Raises:
         InputError: There is no such section.
     """
     _, *sections = described(Config)
     if not name:
-        width = max(len(section.path) for section in sections)
-        lines = [f"  {path:<{width}}  {meaning.partition('. ')[0]}" for path, meaning, _ in sections]
-        return "\n".join([*lines, "", "--help-config SECTION shows the keys of one, and of those below it."])
+        return _sections(sections)
     found = [section for section in sections if _is_within(section.path, name)]
     if not found:
         known = nearest(name, [section.path for section in sections])
@@ -92,6 +115,25 @@ def config_help(name: str) -> str:
         f"[{path}] {meaning}\n{_columns((key.name, _facts(key)) for key in keys)}".rstrip()
         for path, meaning, keys in found
     )
+
+
+def _sections(sections: list[Described]) -> str:
+    """Returns the sections with keys to know first, with these keys; the other sections by name alone."""
+    first = [section for section in sections if section.path in FIRST]
+    width = max(len(section.path) for section in first) + 2
+    lines = [line for section in first for line in (f"{section.path:<{width}}{_summary(section)}", _first_of(section))]
+    others = " ".join(section.path for section in sections if section.path not in FIRST)
+    return "\n\n".join(["\n".join(lines), _wrapped(f"Other sections: {others}"), OF_SECTION])
+
+
+def _summary(section: Described) -> str:
+    return section.meaning.partition(". ")[0].partition(":")[0].rstrip(".")
+
+
+def _first_of(section: Described) -> str:
+    names = FIRST[section.path].split()
+    more = f", and {len(section.keys) - len(names)} more" if len(section.keys) > len(names) else ""
+    return textwrap.fill(" ".join(names) + more, _width(), initial_indent="    ", subsequent_indent="    ")
 
 
 def _is_within(path: str, name: str) -> bool:

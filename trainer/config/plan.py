@@ -1,6 +1,6 @@
 """Configuration of sharding plans and of communication between ranks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
@@ -31,14 +31,15 @@ class TablePlan(Section):
 class PlannerConfig(Section):
     """The sharding plan: placement of tables on ranks."""
 
+    former: ClassVar = {
+        "engine": ("search", "but this version has one planner; leave it out, or name a plan.json in planner.plan"),
+        "cost_model": ("step", "but this version forecasts times by work and speeds alone; leave it out"),
+    }
+
     mode: Annotated[Literal["model_parallel", "data_parallel"], MayChange] = "model_parallel"
     """model_parallel shards the tables as planned, data_parallel replicates all of them."""
-    engine: Annotated[Literal["search", "torchrec"], MayChange] = "search"
-    """The planner: this project's search, which prints how far it is from the best possible plan, or TorchRec's."""
-    cost_model: Annotated[Literal["step", "torchrec"], MayChange] = "step"
-    """How the search forecasts a step's time: from bags, updated rows and bytes (step), or by TorchRec's estimate."""
     calibration: Annotated[str | None, MayChange] = None
-    """File of tools.calibrate with speeds of the host, for cost_model step. Unset: data sheets', or a usual CPU's."""
+    """File of tools.calibrate with speeds of the host. Unset: data sheets', or a usual CPU's."""
     system: Annotated[Literal["torchrec", "hugectr"], MayChange] = "torchrec"
     """System to forecast times for on GPUs without a calibration: this trainer on TorchRec, or HugeCTR."""
     statistics: Annotated[str | None, MayChange] = None
@@ -50,7 +51,7 @@ class PlannerConfig(Section):
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None
-    """Least columns of a column shard. Unset: 32; with engine torchrec 128."""
+    """Least columns of a column shard. Unset: 32."""
     slower_for_memory: Annotated[float, MayChange] = pydantic.Field(default=0.0, ge=0, le=10)
     """How much slower a plan may be to need less memory on the fullest rank: 0.1 for a tenth. 0: the fastest plan."""
     hardware: Annotated[str | None, MayChange] = None
@@ -60,7 +61,7 @@ class PlannerConfig(Section):
     host_memory_gib: Annotated[GibiBytes | None, MayChange] = None
     """Host memory per rank in GiB. Unset: the hardware's, or this machine's or cgroup's, divided by its ranks."""
     reserve: Annotated[float | None, MayChange] = pydantic.Field(default=None, ge=0, lt=1)
-    """Fraction of the memory to keep free beside the forecast. Unset: 0.05; 0.15 where TorchRec forecasts."""
+    """Fraction of the memory to keep free beside the forecast. Unset: 0.05."""
     intra_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None
     """Bandwidth between two ranks of a node, in GB/s. Unset: the hardware's, or 600."""
     inter_node_gb_per_second: Annotated[pydantic.PositiveFloat | None, MayChange] = None

@@ -8,15 +8,19 @@ from typing import Any, Self
 import pydantic
 import tomli_w
 
-from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig, check_model
-from trainer.config.optim import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
-from trainer.config.publish import PublishConfig
-from trainer.config.report import ReportConfig
 from trainer.config.tasks import TaskConfig, check_task
-from trainer.config.train import EvaluateConfig, FinetuneConfig, TrainConfig
+from trainer.config.train import (
+    CheckpointConfig,
+    EvaluateConfig,
+    FinetuneConfig,
+    PublishConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from trainer.core.errors import InputError, StorageError, StorageNotFoundError
 from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, flat, validate

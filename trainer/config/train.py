@@ -1,4 +1,4 @@
-"""Configuration of training: its length, evaluations and fine-tuning."""
+"""How long and how a model is trained, evaluated, saved, reported and published."""
 
 from typing import Annotated, Literal, Self
 
@@ -145,4 +145,110 @@ class FinetuneConfig(Section):
         given = self.model_dump(exclude_defaults=True)
         if self.checkpoint is None and given:
             raise InputError(f"finetune.{min(given)} is set, but finetune.checkpoint is not; set both or none")
+        return self
+
+
+class Retention(Section):
+    """Checkpoints to keep when a newer one is committed."""
+
+    newest: Annotated[pydantic.PositiveInt, MayChange] = 3
+    """Keep this many of the newest. With 1, there is no other checkpoint to resume from if the newest is damaged."""
+    best: Annotated[str | None, MayChange] = None
+    """Keep the best by this metric of data.validation, such as auc; METRIC/TASK if there are several tasks."""
+    every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Keep checkpoints whose step is a multiple of this forever. 0: off."""
+    segments: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Keep the checkpoints at the ends of this many of the newest segments of data.segments. 0: off."""
+
+
+class CheckpointConfig(Section):
+    """When to save checkpoints, and which to keep."""
+
+    every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Steps between two saves. 0: save only at the end."""
+    every_minutes: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
+    """Save when this many minutes have passed since the last save. 0: off."""
+    full_every: Annotated[pydantic.PositiveInt, MayChange] = 1
+    """Every Nth checkpoint is whole; those between have only the rows of tables that changed. 1: all are whole."""
+    asynchronous: Annotated[bool, MayChange] = True
+    """Write while training continues, from a copy in memory as large as the state. Off: training waits."""
+    keep: Retention = Retention()
+    grow_tables: Annotated[bool, MayChange] = False
+    """Resume with more rows in a table than the checkpoint has. The new rows start like those of a new table."""
+    grace_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 120.0
+    """Time between a stop request and the kill. A job whose saves take longer stops without a save."""
+
+
+class ProfileConfig(Section):
+    """Steps that torch.profiler records: traces, and a table of where the time of a step goes."""
+
+    first_step: Annotated[int | None, MayChange] = pydantic.Field(default=None, ge=2)
+    """First step to record; the step before warms the profiler up. Unset: only steps that are requested."""
+    steps: Annotated[pydantic.PositiveInt, MayChange] = 5
+    """Steps to record."""
+    ranks: Annotated[list[pydantic.NonNegativeInt], MayChange] = [0]
+    """Ranks that write a trace; the table covers all ranks."""
+    stacks: Annotated[bool, MayChange] = False
+    """Record Python's stacks as well, which stalls training for some 20 s when the trace is written."""
+    memory: Annotated[bool, MayChange] = False
+    """Record allocations as well, with a snapshot of the GPU's memory for pytorch.org/memory_viz; not on a CPU."""
+
+
+class ReportConfig(Section):
+    """Reports of training, and their interval."""
+
+    interval_steps: Annotated[pydantic.PositiveInt, MayChange] = 50
+    """Steps between two console lines and two lines of metrics.jsonl."""
+    tensorboard: Annotated[bool, MayChange] = True
+    """Write TensorBoard files to RUN_DIR/tensorboard."""
+    histograms_every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Steps between two histograms of all weights and embeddings in TensorBoard. 0: none."""
+    profile: ProfileConfig = ProfileConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _histograms_are_written(self) -> Self:
+        if self.histograms_every_steps and not self.tensorboard:
+            raise InputError(
+                f"report.histograms_every_steps is {self.histograms_every_steps}, but report.tensorboard is false, and "
+                "histograms are written to TensorBoard only; set it to true, or leave histograms_every_steps out"
+            )
+        return self
+
+
+IN_WINDOW = ("metric", "label_rate_by", "least_samples", "most_samples")
+
+
+class PublishConfig(Section):
+    """Rules for the newest segment, beside those before it, that must hold before a run over segments is exported."""
+
+    metric: Annotated[str | None, MayChange] = None
+    """Metric before training on a segment that may not get worse; METRIC/TASK if there are several tasks."""
+    worse_by: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.05
+    """The metric may be worse by this than its mean on the segments before."""
+    calibration_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """The calibration must lie between one over this and this. Unset: anywhere."""
+    label_rate_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """The label rate may be this many times its mean on the segments before, or one over this. Unset: any."""
+    least_samples: Annotated[float | None, MayChange, pydantic.Field(gt=0, le=1)] = None
+    """Fraction of the mean number of samples that a segment must have. Unset: any."""
+    most_samples: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """A segment may have this many times the mean number of samples. Unset: any."""
+    shift_by: Annotated[float | None, MayChange, pydantic.Field(gt=0)] = None
+    """Greatest population stability index of a feature from the segment before, in a sample. Unset: any."""
+    shift_of: Annotated[dict[str, pydantic.PositiveFloat], MayChange] = {}
+    """Limits of single columns of features, in place of shift_by."""
+    drift_by: Annotated[float | None, MayChange, pydantic.Field(gt=0)] = None
+    """Answers to the parity rows of the export before may differ by this, on average. Unset: by anything."""
+    size_by: Annotated[float | None, MayChange, pydantic.Field(gt=1)] = None
+    """Bytes of the export may be this many times those of the export before, or one over this. Unset: any."""
+    window: Annotated[pydantic.PositiveInt, MayChange] = 7
+    """Segments before the newest that it is compared with."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_used(self) -> Self:
+        given = self.model_dump(exclude_defaults=True)
+        if "worse_by" in given and self.metric is None:
+            raise InputError(f"publish.worse_by is {self.worse_by:g}, but publish.metric is unset; set both or none")
+        if "window" in given and not given.keys() & {*IN_WINDOW}:
+            raise InputError(f"publish.window is {self.window}, but there is no rule that compares; set one or none")
         return self

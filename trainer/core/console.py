@@ -1,13 +1,19 @@
-"""Text for the terminal: whole lines, counts of things, and the next commands to type."""
+"""Text for the terminal: whole lines, counts of things, the next commands to type; libraries are silenced."""
 
 import io
 import json
+import logging
+import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 from trainer.core.secrets import without_secrets
 
+LOGGERS = ("torch.fx", "torchrec", "fbgemm_gpu")
+WARNERS = ("torch", "torchrec", "fbgemm_gpu", "trainer", "torchx_recsys")
 LONGEST_WRITE_BYTES = 1 << 20  # of one write, in which no reader sees a line without its end
 
 
@@ -51,3 +57,25 @@ def python_command(statements: str, url: str) -> list[str]:
     """Returns the words of a command that executes Python statements, with a URL in place of `{}`."""
     # In double quotes, as the shell puts single quotes around the statements.
     return ["python", "-c", statements.format(json.dumps(url, ensure_ascii=False))]
+
+
+def quiet_libraries() -> None:
+    """Silences libraries below an error; shows logs and warnings of the user's own model.
+
+    LOGLEVEL in the environment sets the level and brings back the logs of libraries, PYTHONWARNINGS the warnings.
+    """
+    logging.basicConfig(level=os.environ.get("LOGLEVEL", "WARNING").upper())
+    if "LOGLEVEL" not in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above all levels: each start of a profile is logged as worse
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger().addFilter(_is_shown)  # TorchRec and FBGEMM also log to the root logger
+    if not sys.warnoptions:
+        for name in WARNERS:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Returns whether to show a record of the root logger, by the file of the record."""
+    return record.levelno >= logging.ERROR or not set(LOGGERS) & set(Path(record.pathname).parts)

@@ -1,4 +1,4 @@
-"""Ranks, devices and the process group; the only file that reads the environment of torchrun and TorchX."""
+"""Ranks, devices, the process group, local shards; the only file that reads the environment of torchrun and TorchX."""
 
 import ctypes
 import gc
@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,13 +20,15 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.core.console import plural
 from trainer.core.errors import REPORTED_ERRORS, InputError, report_error
-from trainer.core.reach import joining
-from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS
+from trainer.core.timeouts import AT_WORK_SECONDS, COLLECTIVE_SECONDS, FIRST_ERROR_SECONDS, joining
 
 T = TypeVar("T")
 # Messages of the plain RuntimeError that Gloo and NCCL raise when the process at the other end is gone.
@@ -297,3 +299,38 @@ def rank0_host() -> str:
 def torchx_job() -> str | None:
     """Returns the handle of this process's TorchX job, None outside TorchX."""
     return os.environ.get("TORCHX_JOB_ID")
+
+
+def local_shards_of(value: Tensor) -> list[Tensor]:
+    """Returns the local shards of a tensor; a whole tensor is one shard."""
+    return [tensor for tensor, _ in placed_shards(value)]
+
+
+def placed_shards(value: Tensor) -> list[tuple[Tensor, list[int]]]:
+    """Returns the local shards of a tensor, each with its offsets; a whole tensor is one shard."""
+    if isinstance(value, ShardedTensor):
+        return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
+    return [(value, [0] * value.dim())]
+
+
+def with_rows_elsewhere(
+    values: Tensor, owners: Sequence[tuple[range, int]], context: DistributedContext
+) -> Tensor | ShardedTensor:
+    """Returns the tensor of all rows, of which this rank has `values`, as views.
+
+    Args:
+        values: The values of this rank's rows, on the CPU, `[rows of this rank]`, in the order of `owners`.
+        owners: All rows, as consecutive rows with the rank that has them.
+        context: This process among the ranks.
+    """
+    if context.world_size == 1:
+        return values
+    shards = [ShardMetadata([rows.start], [len(rows)], f"rank:{rank}/cpu") for rows, rank in owners if rows]
+    here = [shard for shard in shards if shard.placement.rank() == context.rank]  # pyrefly: ignore[missing-attribute]
+    parts = values.split([shard.shard_sizes[0] for shard in here])
+    metadata = ShardedTensorMetadata(
+        shards, torch.Size([sum(len(rows) for rows, _ in owners)]), TensorProperties(values.dtype)
+    )
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [Shard(part, shard) for part, shard in zip(parts, here, strict=True)], metadata
+    )

@@ -1,7 +1,7 @@
-"""The base of every configuration section, and the errors of wrong sections."""
+"""Sections of configurations: what they refuse, and which keys may change on resume."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -36,6 +36,18 @@ class Section(pydantic.BaseModel):
         # Pydantic's use_attribute_docstrings reads the source of each section whenever a program starts: 0.2 s of 2.7.
         json_schema_extra=_add_meanings,
     )
+    # Keys of earlier versions, each with its default, which is passed over, and the end of the error for other values.
+    former: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _pass_over_former(cls, tree: Any) -> Any:
+        if not cls.former or not isinstance(tree, dict):
+            return tree
+        for key, (default, remedy) in cls.former.items():
+            if tree.get(key, default) != default:
+                raise InputError(f"{{key}}.{key} is {tree[key]!r}, {remedy}")
+        return {key: value for key, value in tree.items() if key not in cls.former}
 
 
 class MayChange:
@@ -109,3 +121,75 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
         case "value_error":  # a section below several keys writes {key} for its own
             return message.replace("{key}", key)
     return f"{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def fixed_values(section: Section) -> dict[str, Any]:
+    """Returns the values of the keys without `MayChange`."""
+    fields = type(section).model_fields
+    return {name: getattr(section, name) for name, field in fields.items() if MayChange not in field.metadata}
+
+
+def changed_keys(section: type[Section], earlier: Tree, now: Tree) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the keys without `MayChange` whose values differ, each with its two values.
+
+    Args:
+        section: The root of both trees.
+        earlier: The configuration that a run began with, as TOML holds it. A key that it lacks has its default.
+        now: The configuration that it is resumed with.
+    """
+    sides = (earlier, flat(earlier)), (now, flat(now))
+    for key in sorted({key for _, values in sides for key in values}):
+        _, field, entry = follow(section, key)
+        if key[-1] in getattr(follow(section, key[:-1])[0], "former", ()):
+            continue
+        # A named thing that only one side has, such as a feature, is a change even if all its keys have their defaults.
+        default = None if field is None else field.get_default(call_default_factory=False)
+        before, after = (values.get(key, default if _has(tree, entry) else None) for tree, values in sides)
+        if before != after and not (field and MayChange in field.metadata):
+            yield ".".join(key), before, after
+    yield from _reordered(section, earlier, now)
+
+
+def named_on_one_side(section: type[Section], earlier: Tree, now: Tree) -> dict[str, tuple[list[str], list[str]]]:
+    """Returns named things, such as features, that only one configuration has.
+
+    Args:
+        section: As for `changed_keys`.
+        earlier: The same.
+        now: The same.
+
+    Returns:
+        By the key of their table, such as `data.sparse`: the names that only the earlier configuration has, and those
+        that only the other has, without things whose keys may all change.
+    """
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for side, (tree, other) in enumerate(((earlier, now), (now, earlier))):
+        for key in flat(tree):
+            _, field, entry = follow(section, key)
+            if not entry or (field and MayChange in field.metadata) or _has(other, entry):
+                continue
+            *table, name = entry
+            names = found.setdefault(".".join(table), ([], []))[side]
+            if name not in names:
+                names.append(name)
+    return found
+
+
+def _reordered(section: Any, earlier: Tree, now: Tree, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields the tables whose named things stand in another order, unless all that they hold may change."""
+    for name, field in section.model_fields.items():
+        kind, before, after = field.annotation, earlier.get(name, {}), now.get(name, {})
+        if get_origin(kind) is dict and hasattr(entry := get_args(kind)[1], "model_fields"):
+            matters = any(MayChange not in one.metadata for one in entry.model_fields.values())
+            if matters and before.keys() == after.keys() and [*before] != [*after]:
+                yield above + name, [*before], [*after]
+        elif hasattr(kind, "model_fields"):
+            yield from _reordered(kind, before, after, f"{above}{name}.")
+
+
+def _has(tree: Tree, path: tuple[str, ...]) -> bool:
+    for step in path:
+        if step not in tree:
+            return False
+        tree = tree[step]
+    return True

@@ -1,5 +1,8 @@
-"""Files and directories on any fsspec URL, with one error type."""
+"""Files and directories on any fsspec URL, with one error type whose message ends with a remedy."""
 
+import errno
+import hashlib
+import json
 import os
 import posixpath
 import re
@@ -9,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
+from fsspec.core import split_protocol
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from trainer.core.errors import (
+    DamagedError,
     InputError,
     StorageError,
     StorageExistsError,
@@ -25,7 +31,6 @@ from trainer.core.errors import (
     StoragePermissionError,
     StorageUnsupportedError,
 )
-from trainer.core.remedies import remedy
 from trainer.core.secrets import place, without_secrets
 
 PARTIAL = ".partial"
@@ -35,6 +40,16 @@ KINDS = {
     PermissionError: StoragePermissionError,
 }
 READ_ONLY = {"http", "https", "ftp"}
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
+}
+"""Extra of this package that installs each protocol's file system."""
+NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SOME_PATHS = "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET/PATH or abfs://CONTAINER/PATH"
+LONGEST_FILE_NAME = 200  # of the 255 bytes that file systems allow, beside a digest, a number and an ending
 
 
 class Storage:
@@ -359,3 +374,51 @@ def named(key: str, url: str) -> Iterator[None]:
         raise InputError(
             f"{key} is {place(url)}, which cannot be used: {_one_line(error)}; {remedy(error, url)}"
         ) from error
+
+
+def remedy(error: Exception, url: str) -> str:
+    """Returns the remedy for an unusable URL.
+
+    Args:
+        error: The error of the URL.
+        url: The URL, or a local path.
+    """
+    if isinstance(error, DamagedError):
+        return "put a copy of the file back"
+    if url.rstrip("/").endswith(":"):
+        return SOME_PATHS
+    protocol = split_protocol(url.rpartition("::")[2])[0] or "file"
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError:
+        extra = EXTRAS.get(protocol)
+        return f"pip install 'torchx-recsys[{extra}]'" if extra else "install that package"
+    except ValueError:
+        return SOME_PATHS
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return "grant this user access to it, or name a path that it has access to"
+    if isinstance(error, FileNotFoundError):
+        return "name a path that exists, or one that can be made"
+    if number in NO_DIRECTORY:
+        return "name a path without a file where a directory is needed"
+    if number in FULL:
+        return "free some space, or name a path on another disk"
+    if "::" in url:
+        return "check each part of the URL; to write, name a directory or a URL without '::'"
+    if protocol in ("file", "local"):
+        return "repair it, or name a path on another disk"
+    return "check the URL, the network and the credentials"
+
+
+def digest(content: Any) -> str:
+    """Returns a short name for a JSON-able value: equal values have equal names."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def as_file_name(name: str) -> str:
+    """Returns the name of a column or table as the beginning of a file name: quoted as in URLs, long ones cut."""
+    quoted = quote(name, safe="")
+    if len(quoted) <= LONGEST_FILE_NAME:
+        return quoted
+    return f"{quoted[:LONGEST_FILE_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

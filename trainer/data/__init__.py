@@ -1,4 +1,4 @@
-"""From files to batches: data sets, readers, the order of an epoch, decoding.
+"""Which files and rows: data sets, readers of their formats, selection, the order of an epoch.
 
 Uses config and core.
 """

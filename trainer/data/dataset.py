@@ -21,8 +21,7 @@ from trainer.data.files import DataFiles
 from trainer.data.listing import list_patterns
 from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
-from trainer.data.readers.formats import NAMES, format_of_bytes
-from trainer.data.readers.registry import make_reader
+from trainer.data.readers.formats import NAMES, format_of_bytes, make_reader
 
 ALL = -1  # rows, in the columns of row groups
 NO_CHOICE = (-1, ALL, 0, 0)

@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
 from trainer.config.data import DataConfig
-from trainer.config.segments import NAME, SegmentsConfig
+from trainer.config.files import NAME, SegmentsConfig
 from trainer.core.storage import named, open_storage
-from trainer.data.left_out import HiddenNames, LeftOutPaths
-from trainer.data.listing import matching_files
-from trainer.data.readers.registry import make_reader
+from trainer.data.listing import HiddenNames, LeftOutPaths, matching_files
+from trainer.data.readers.formats import make_reader
 
 KEY = "data.segments.path"
 # Names and places change with a copy, bytes do not. The size and the two ends of a file tell it from others without

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from trainer.core.arrays import splitmix64
 from trainer.core.distributed import DistributedContext, gather_to_all, sum_over_ranks
-from trainer.core.splitmix import splitmix64
 from trainer.metrics.base import Samples, Sums, ratio
 from trainer.metrics.groups import exchange
 

@@ -1,5 +1,6 @@
 """Refuses, before training, metrics that evaluations cannot compute, and choices by metrics that are not computed."""
 
+from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
@@ -35,7 +36,7 @@ def check_metrics(config: Config) -> None:
         for metric in metrics:
             _check_kind(key, metric, name, task)
             if found := built_in(metric, prediction_kind(task)):
-                _check_data(f"{key} has '{metric}'", found[0], name, task, config)
+                _check_data(f"{key} has '{metric}'", found[0], name, task, config.data)
                 grouped |= found[0].grouped
     if config.evaluate.group_sample < 1 and not grouped:
         raise InputError(
@@ -64,15 +65,15 @@ def _takes(key: str, metric: str, kind: Kind) -> tuple[str, ...]:
     return (own,) if own else ()
 
 
-def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, config: Config) -> None:
+def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, data: DataConfig) -> None:
     if metric.grouped and task.group is None:
         raise InputError(
             f"{given}, which ranks the samples of a group, but tasks.{name}.group is not set; set it to a column of "
             "data.groups"
         )
-    if metric.over_items and not config.data.catalogue.items:
+    if metric.over_items and not data.catalogue.items:
         raise InputError(f"{given}, which ranks all items, but data.catalogue.items is empty; name the catalogue")
-    if metric.binary and task.label in config.data.numeric_labels:
+    if metric.binary and task.label in data.numeric_labels:
         raise InputError(
             f"{given}, which takes labels in [0, 1], but data.numeric_labels has '{task.label}', the label of "
             f"tasks.{name}; leave it out there, or set tasks.{name}.metrics to others"

@@ -65,17 +65,17 @@ class _TaskMetrics:
         key, metrics = metrics_of(name, config)
         for metric in metrics:
             if found := built_in(metric, prediction_kind(self._task)):
-                self._add_built_in(metric, *found, config, device)
+                self._add_built_in(metric, *found, config.evaluate.group_sample, device)
             else:
                 own = self._accumulators[metric] = own_metric(key, metric)(device)
                 self._functions[result_name(metric)] = metric, own.compute
 
     def _add_built_in(
-        self, metric: str, entry: BuiltIn, numbers: tuple[float, ...], config: Config, device: torch.device
+        self, metric: str, entry: BuiltIn, numbers: tuple[float, ...], group_sample: float, device: torch.device
     ) -> None:
         source = entry.accumulator
         if source not in self._accumulators:
-            options = [config.evaluate.group_sample] if entry.grouped else [self._items] if entry.over_items else []
+            options = [group_sample] if entry.grouped else [self._items] if entry.over_items else []
             self._accumulators[source] = find_by_name("evaluate.metrics", source, {})(device, *options)
         function = find_by_name("evaluate.metrics", entry.function, {})
         self._functions[metric] = source, lambda total: function(total, *numbers)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.core.arrays import splitmix64
 from trainer.core.distributed import DistributedContext, sum_over_ranks
-from trainer.core.splitmix import splitmix64
 from trainer.metrics.base import Samples, ratio
 
 HASH_BITS = 24  # bits of splitmix64 that choose the groups; the other bits choose the rank of each group

@@ -1,11 +1,27 @@
-"""Losses of single samples, by name. Each takes predictions and labels, and returns the loss of each sample, `[B]`."""
+"""Losses by name: of single samples, and those that compare samples with each other.
+
+A loss of single samples takes predictions and labels, and returns the loss of each sample, `[B]`. A loss that compares
+samples compares those of a lane in a step, or of the global batch. Both are the same on any number of ranks; a rank's
+local batch is not.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from math import log
+from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.nn import functional as differentiable
 from torch.nn import functional
+
+from trainer.batches.rows import NO_ITEM
+from trainer.config.data import LaneRows
+from trainer.config.tasks import TaskConfig
+from trainer.core.console import plural
+from trainer.core.errors import InputError
+from trainer.data.order import Lanes
 
 
 def binary(logit: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -76,3 +92,194 @@ def log1mexp(x: Tensor) -> Tensor:
     near = x > -log(2)
     # The branch of `torch.where` that is not taken must not have an infinite gradient either.
     return torch.where(near, (-x.where(near, -1.0).expm1()).log(), (-x.where(~near, -1.0).exp()).log1p())
+
+
+@dataclass(frozen=True)
+class ComparedSamples:
+    """Samples `[B]`, or units `[U, N]`; samples are compared only within their unit.
+
+    Attributes:
+        prediction: Predictions, `[..., P]`, `P` being the dimensions of one.
+        label: Labels.
+        group: Groups; without groups, every sample is its own group.
+        present: Whether a sample counts; samples of weight 0 do not.
+        log_q: Logarithm of the probability of the sample's item in a draw from the catalogue.
+    """
+
+    prediction: Tensor
+    label: Tensor
+    group: Tensor
+    present: Tensor
+    log_q: Tensor
+
+    def in_units(self, size: int) -> Self:
+        """Returns samples `[B]` in units of `size` consecutive samples."""
+        return self._each(lambda tensor: tensor.unflatten(0, (-1, size)))
+
+    def in_lanes(self, size: int) -> Self:
+        """Returns units `[U, N]` as `[U, N / size, size]`."""
+        return self._each(lambda tensor: tensor.unflatten(1, (-1, size)))
+
+    def rows(self, start: int, stop: int) -> Self:
+        """Returns some rows of each lane of `[U, lanes, rows]`."""
+        return self._each(lambda tensor: tensor[:, :, start:stop])
+
+    def of_all_ranks(self) -> Self:
+        """Returns the samples of all ranks, in their order; gradients flow to all ranks."""
+        return self._each(lambda tensor: torch.cat(differentiable.all_gather(tensor.contiguous())))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(change(getattr(self, field.name)) for field in fields(self)))
+
+
+def jrc(own: ComparedSamples, others: ComparedSamples, alpha: float = 0.5) -> Tensor:
+    """Returns the joint loss of ranking and calibration (Sheng et al., arXiv:2208.06164).
+
+    Logits are `[U, N, 2]`, one for each of the labels 0 and 1. Calibration is their cross-entropy. Ranking is the
+    cross-entropy of finding the sample, by its label's logit, among the samples of its group.
+    """
+    positive = own.label > 0.5
+    logit = torch.where(positive, own.prediction[..., 1], own.prediction[..., 0])
+    rivals = torch.where(positive[..., None], others.prediction[:, None, :, 1], others.prediction[:, None, :, 0])
+    ranking = _logsumexp(rivals, _same_group(own, others) & others.present[:, None]) - logit
+    calibration = own.prediction.logsumexp(-1) - logit
+    return alpha * calibration + (1 - alpha) * ranking
+
+
+def bpr(own: ComparedSamples, others: ComparedSamples) -> Tensor:
+    """Returns -log sigmoid of the lead over each sample of the group with a lower label, in the mean (arXiv:1205.2618).
+
+    Predictions are `[U, N]`. A sample without such others has a loss of 0.
+    """
+    lower = _same_group(own, others) & others.present[:, None] & (own.label[..., None] > others.label[:, None])
+    lead = own.prediction[..., None] - others.prediction[:, None]
+    return functional.softplus(-lead).where(lower, 0.0).sum(-1) / lower.sum(-1).clamp(min=1)
+
+
+def in_batch_softmax(
+    own: ComparedSamples, others: ComparedSamples, temperature: float = 1.0, log_q: bool = False
+) -> Tensor:
+    """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
+
+    Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Only items of another group, the item's
+    id, count as negatives. With `log_q`, the other samples are taken as draws from the catalogue, and only items that
+    can be drawn count.
+    """
+    query, item = own.prediction.unbind(2)
+    positive = (query * item).sum(-1) / temperature
+    negatives = query @ others.prediction[:, :, 1].mT / temperature
+    counts = others.present[:, None] & ~_same_group(own, others)
+    if log_q:
+        draws = (others.present.sum(-1) - 1).clamp(min=1)
+        counts = counts & others.log_q.isfinite()[:, None]
+        negatives = negatives - expected(others.log_q, draws[:, None])[:, None]
+    return own.label * (torch.logaddexp(positive, _logsumexp(negatives, counts)) - positive)
+
+
+def sampled_softmax(
+    own: ComparedSamples, others: ComparedSamples, rows: LaneRows, temperature: float = 1.0, log_q: bool = False
+) -> Tensor:
+    """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
+
+    Predictions are `[U, N, 2, D]`, for one or more lanes with their negatives. The samples of a unit share the
+    negatives drawn for all its lanes, and each has its own hard negatives. An item is no negative of itself.
+
+    Args:
+        own: The samples of this rank.
+        others: The samples whose drawn negatives count.
+        rows: The rows of a lane.
+        temperature: Divides the inner products.
+        log_q: Whether drawn negatives are corrected for how often they are expected.
+    """
+    lanes, end = own.in_lanes(rows.total), rows.samples + rows.drawn
+    samples, hard = lanes.rows(0, rows.samples), lanes.rows(end, rows.total)
+    drawn = others.in_lanes(rows.total).rows(rows.samples, end)
+    query, item = samples.prediction.unbind(3)  # [U, lanes, samples, D]
+    positive = (query * item).sum(-1, keepdim=True)
+    shared = query @ drawn.prediction[..., 1, :].flatten(1, 2)[:, None].mT
+    alone = (query[..., None, :] * hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))).sum(-1)
+    scores = [score / temperature for score in (positive, shared, alone)]
+    if log_q:
+        scores[1] = scores[1] - expected(drawn.log_q.flatten(1), drawn.log_q[0].numel())[:, None, None]
+    group, of_hard = samples.group[..., None], hard.group.unflatten(2, (rows.samples, rows.hard))
+    counts = [torch.ones_like(group, dtype=torch.bool), group != drawn.group.flatten(1)[:, None, None]]
+    counts.append((group != of_hard) & (of_hard != NO_ITEM))
+    loss = samples.label * (_logsumexp(torch.cat(scores, -1), torch.cat(counts, -1)) - scores[0][..., 0])
+    return functional.pad(loss, (0, rows.negatives)).flatten(1)
+
+
+def expected(log_q: Tensor, draws: Tensor | int) -> Tensor:
+    """Returns the logarithm of how often an item is expected among `draws` draws.
+
+    Divided by this, the expected sum over the draws is the sum over all items of the catalogue except the query's own,
+    which is not drawn (Bengio and Senecal, 2008).
+    """
+    return log_q + torch.as_tensor(draws, dtype=log_q.dtype, device=log_q.device).log()
+
+
+def _same_group(own: ComparedSamples, others: ComparedSamples) -> Tensor:
+    return own.group[..., None] == others.group[:, None]
+
+
+def _logsumexp(scores: Tensor, counts: Tensor) -> Tensor:
+    # Not infinite: where nothing counts, the gradient would be NaN.
+    return scores.masked_fill(~counts, torch.finfo(scores.dtype).min).logsumexp(-1)
+
+
+LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
+    loss.__name__: loss for loss in (jrc, bpr, in_batch_softmax, sampled_softmax)
+}
+"""Each takes this rank's samples, the samples to compare them with, and its own options of the task."""
+
+
+def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, micro_batches: int) -> None:
+    """Refuses numbers of ranks and microbatches that separate samples which a loss compares.
+
+    Raises:
+        InputError: They do.
+    """
+    for name, task in tasks.items():
+        whole_lanes = task.loss == "sampled_softmax" or (task.compares_samples and task.across == "lane")
+        if whole_lanes and world_size * micro_batches > lanes.lanes:
+            raise InputError(
+                f"tasks.{name}.loss is '{task.loss}', which needs the samples of a lane together, but "
+                f"{plural(world_size, 'rank')} with train.micro_batches = {micro_batches} cut the "
+                f"{plural(lanes.lanes, 'lane')}; use fewer ranks or a smaller train.micro_batches, or more data.lanes "
+                "in a new run"
+            )
+        if task.compares_samples and task.across == "batch" and micro_batches > 1:
+            raise InputError(
+                f"tasks.{name}.across is 'batch', but train.micro_batches is {micro_batches}, and a microbatch is "
+                "only a part of it; use 1 microbatch or 'lane'"
+            )
+
+
+class LossOverSamples:
+    """A loss that compares samples, for a local batch.
+
+    Args:
+        loss: The loss.
+        lane_rows: Rows of a lane in a step; None to compare across the global batch.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], lane_rows: int | None) -> None:
+        self._loss, self._lane_rows = loss, lane_rows
+
+    def __call__(
+        self, prediction: Tensor, label: Tensor, group: Tensor | None, present: Tensor, log_q: Tensor
+    ) -> Tensor:
+        """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
+        group = self._positions(label) if group is None else group
+        samples = ComparedSamples(prediction, label, group, present, log_q)
+        if self._lane_rows is None:
+            own = samples.in_units(len(label))
+            everyone = samples.of_all_ranks()
+            others = everyone.in_units(len(everyone.label))
+        else:
+            own = others = samples.in_units(self._lane_rows)
+        return self._loss(own, others).where(own.present, 0.0).flatten()
+
+    def _positions(self, label: Tensor) -> Tensor:
+        """Returns a number for each sample, different from the numbers of the samples that it is compared with."""
+        first = dist.get_rank() * len(label) if self._lane_rows is None else 0
+        return torch.arange(first, first + len(label), device=label.device)

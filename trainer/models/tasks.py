@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from trainer.batches.batch import Batch
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
-from trainer.data.batch import Batch
 from trainer.models.base import BatchOutputs, Predictions
-from trainer.models.losses import LOSSES, are_classes, to_logit
-from trainer.models.losses_over_samples import LOSSES_OVER_SAMPLES, LossOverSamples
+from trainer.models.losses import LOSSES, LOSSES_OVER_SAMPLES, LossOverSamples, are_classes, to_logit
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
 from trainer.models.weighting import Pareto, weighting_of

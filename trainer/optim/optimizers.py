@@ -9,8 +9,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from trainer.config.optim import OptimizerConfig
-from trainer.core.local_shards import local_shards_of
+from trainer.config.optimizer import OptimizerConfig
+from trainer.core.distributed import local_shards_of
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.dense_optimizers import dense_optimizers
 from trainer.optim.schedules import learning_rates, table_key

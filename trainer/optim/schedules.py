@@ -8,8 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.config.optim import OptimizerConfig
-from trainer.config.schedule import Schedule
+from trainer.config.optimizer import OptimizerConfig, Schedule
 from trainer.core.registry import find_by_name
 
 Decay = Callable[[Schedule, int], float]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchrec.distributed import batched_embedding_kernel
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
-from trainer.config.table_optim import SparseOptimizerConfig
+from trainer.config.optimizer import SparseOptimizerConfig
 from trainer.optim.table_optimizers import TABLE_OPTIMIZERS
 from trainer.optim.table_updates import Update, UpdateOptions, adam, lamb, lars_sgd, rowwise_adagrad, sgd
 

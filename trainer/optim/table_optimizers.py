@@ -13,9 +13,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-from trainer.config.optim import OptimizerConfig
+from trainer.config.optimizer import TABLE_OPTIONS, OptimizerConfig, SparseOptimizerConfig
 from trainer.config.root import Config
-from trainer.config.table_optim import OPTIONS, SparseOptimizerConfig
 from trainer.core.errors import InputError, nearest
 from trainer.models.embeddings import table_of_weight
 
@@ -124,7 +123,7 @@ def fuse(model: nn.Module, config: OptimizerConfig) -> None:
 
 def fused_options(settings: SparseOptimizerConfig) -> dict[str, Any]:
     """Returns FBGEMM's keyword arguments of a table optimizer, without the learning rate."""
-    keys = {*OPTIONS[settings.name]} - {"initial_accumulator", "weight_decay", "weight_decay_mode"}
+    keys = {*TABLE_OPTIONS[settings.name]} - {"initial_accumulator", "weight_decay", "weight_decay_mode"}
     options: dict[str, Any] = {key: getattr(settings, key) for key in keys}
     if settings.weight_decay:  # FBGEMM's default mode ignores it
         mode = DECAY_MODES[settings.weight_decay_mode]
@@ -136,5 +135,5 @@ def replicated_optimizer(settings: SparseOptimizerConfig, parameters: Iterable[T
     """Returns the optimizer of replicated tables."""
     optimizer = TABLE_OPTIMIZERS[settings.name].replicated
     assert optimizer is not None, "check_types refuses it"
-    options: dict[str, Any] = {"eps": settings.eps} if "eps" in OPTIONS[settings.name] else {}
+    options: dict[str, Any] = {"eps": settings.eps} if "eps" in TABLE_OPTIONS[settings.name] else {}
     return optimizer(parameters, lr=settings.learning_rate, **options)  # pyrefly: ignore[unexpected-keyword]

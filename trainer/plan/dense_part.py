@@ -15,14 +15,13 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from torchx_recsys.planner.problem import DenseMemory, DensePart, DenseWork
+from torchx_recsys.planner.tables import DenseMemory, DensePart, DenseWork
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
-from trainer.data.lanes import MIN_LANES
+from trainer.data.order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import table_of_weight
-from trainer.models.table_init import BLOCK_VALUES
+from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss
 from trainer.optim.dense_optimizers import dense_optimizers, freeze
 

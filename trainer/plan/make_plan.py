@@ -1,31 +1,40 @@
-"""The planner: places tables and their shards on ranks."""
+"""Makes the plan of a model: states the planning problem, searches, and keeps the plan of a run that resumes."""
+
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
 from torchx_recsys.planner.hardware import GIB, HOSTS, Cluster
-from torchx_recsys.planner.options import KERNELS
 from torchx_recsys.planner.plan import Problem, find_plan
-from torchx_recsys.planner.problem import SHARDING_TYPES
 from torchx_recsys.planner.reasons import in_words, takes
-from torchx_recsys.planner.solve import NothingFits, Solution
+from torchx_recsys.planner.search import NothingFits, Solution
+from torchx_recsys.planner.tables import KERNELS, SHARDING_TYPES
+from torchx_recsys.planner.topology import SYSTEMS, Topology
 from trainer.config.data import DataConfig
 from trainer.config.plan import PlannerConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.errors import InputError, nearest
-from trainer.core.run_directory import RunDirectory
+from trainer.core.errors import DamagedError, InputError, nearest
+from trainer.core.run_directory import RunDirectory, pass_over
+from trainer.core.storage import digest
 from trainer.models.embeddings import table_shapes, value_bytes
-from trainer.plan.allowed_types import with_allowed_types
 from trainer.plan.communication import REDUCING
-from trainer.plan.kept_plan import find_kept_plan, what_decides
-from trainer.plan.memory import table_bytes
+from trainer.plan.dense_part import dense_part
+from trainer.plan.measurements import with_statistics
 from trainer.plan.plan_file import load_plan, parse_plan
-from trainer.plan.problem import cluster_of_job, problem_of
-from trainer.plan.sharding_plan import to_sharding_plan
-from trainer.plan.statistics import with_statistics
-from trainer.plan.tables import check_options, kinds_of
-from trainer.plan.torchrec_planner import torchrec_plan
+from trainer.plan.sharding_plan import table_bytes, to_sharding_plan
+from trainer.plan.tables import check_options, kinds_of, tables_to_plan, with_allowed_types
+from trainer.plan.topology import topology_to_plan_for
+
+RESERVE = 0.05
+PLANNED_FOR = "planned_for"
+"""The fact of run.json that names what its plan was made for."""
+DECIDES_NOTHING: dict[str, Any] = {"train": {"steps", "epochs"}, "checkpoint": True, "report": True}
+"""Keys of the configuration."""
 
 
 def make_plan(
@@ -80,8 +89,6 @@ def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[Shardi
 
 def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingPlan, str]:
     try:
-        if config.planner.engine == "torchrec":
-            return torchrec_plan(model, config, with_allowed_types(config), problem.topology_for_shards()), ""
         check_options(problem)
         solution = find_plan(problem)
         return to_sharding_plan(solution, problem.tables, model), say_gap(solution, config.planner)
@@ -161,3 +168,74 @@ def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, wo
             embeddings = min(1, hotness) if pooled else hotness
             batch += data.global_batch_size * (8 * hotness + 4 * embeddings * shapes[table][1] * copies)
     return tables, batch
+
+
+def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
+    """Returns the planning problem of a model.
+
+    Args:
+        model: The unsharded model.
+        config: The configuration.
+        cluster: The cluster to plan for.
+
+    Raises:
+        InputError: The configuration asks for a sharding type that a table cannot have.
+    """
+    planner = with_allowed_types(config)
+    topology = _topology(config, planner, cluster)
+    return Problem(
+        cluster=cluster,
+        tables=tables_to_plan(model, config, planner),
+        topology=topology,
+        measure_dense=partial(dense_part, config, cluster.ranks),
+        reserve=RESERVE if planner.reserve is None else planner.reserve,
+        slower=planner.slower_for_memory,
+        of_systems=_of_systems(config, planner, cluster) if topology.system else {},
+    )
+
+
+def _topology(config: Config, planner: PlannerConfig, cluster: Cluster) -> Topology:
+    shape = cluster.ranks, cluster.per_host, cluster.device_type
+    return topology_to_plan_for(config.data, planner, config.comms, config.train, *shape)
+
+
+def _of_systems(config: Config, planner: PlannerConfig, cluster: Cluster) -> dict[str, Topology]:
+    return {name: _topology(config, planner.model_copy(update={"system": name}), cluster) for name in SYSTEMS}
+
+
+def cluster_of_job(hardware: str | None, context: DistributedContext) -> Cluster:
+    """Returns the cluster that this job runs on.
+
+    Args:
+        hardware: The kind of host to plan for; None for this machine.
+        context: This process among the ranks.
+    """
+    nodes = context.world_size // context.local_world_size
+    return Cluster(hardware, nodes, context.local_world_size, context.device.type != "cpu")
+
+
+def what_decides(problem: Problem, config: Config) -> str:
+    """Returns a short name for all that decides a plan: equal problems, settings and versions have equal names."""
+    # The dense part is measured on demand, which takes seconds, and follows from the configuration.
+    return digest(
+        {
+            "cluster": asdict(problem.cluster),
+            "tables": [asdict(table) for table in problem.tables],
+            "topology": asdict(problem.topology),
+            "config": config.model_dump(mode="json", exclude=DECIDES_NOTHING),
+            "versions": [version(name) for name in ("torchx-recsys", "torch", "torchrec")],
+        }
+    )
+
+
+def find_kept_plan(run: RunDirectory, planned_for: str) -> str:
+    """Returns the content of a run's plan.json if it was made for the same and not changed by hand; empty if not."""
+    facts = run.facts()
+    if facts.get(PLANNED_FOR) != planned_for:
+        return ""
+    try:
+        is_same = facts.get("plan") == digest(run.read_json("plan.json"))
+        return (run.read("plan.json") or "") if is_same else ""
+    except DamagedError as error:
+        pass_over(error)
+        return ""

@@ -12,7 +12,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from torchx_recsys.planner.planned_table import PlannedTable, ranges
+from torchx_recsys.planner.tables import PlannedTable, ranges
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.section import explain

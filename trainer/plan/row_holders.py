@@ -3,7 +3,7 @@
 import numpy as np
 from torchrec.distributed.types import ParameterSharding
 
-from trainer.core.ragged import places_in_groups
+from trainer.core.arrays import places_in_groups
 from trainer.plan.sharding_plan import shards_of
 
 

@@ -1,10 +1,13 @@
 """Shards a model by a plan, and initializes its tables."""
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList
@@ -30,17 +33,61 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from torchx_recsys.planner.problem import SHARDING_TYPES
+from torchx_recsys.planner.hardware import GIB
+from torchx_recsys.planner.tables import SHARDING_TYPES
+from trainer.batches.batch import SingleIds, of_block
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
-from trainer.data.jagged import SingleIds, of_block
-from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
-from trainer.models.table_init import initialize_tables
+from trainer.core.errors import InputError
+from trainer.models.embeddings import initialize_tables, table_of_weight, table_shapes, value_bytes
 from trainer.plan.communication import codecs
-from trainer.plan.memory import allocating
-from trainer.plan.single_ids import SingleIdsExchange
+from trainer.plan.sharding_plan import table_bytes
 
 SENT_AT_ONCE_BYTES = 250 * 2**20
+LARGEST = 3  # tables that a message names
+
+
+class SingleIdsExchange:
+    """Sends the ids of features to the ranks of their tables.
+
+    Args:
+        group: The ranks.
+        keys: The features, in the order of the ranks that have their tables.
+        numbers: The number of features of each rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, keys: Sequence[str], numbers: Sequence[int]) -> None:
+        self._group, self._numbers = group, [*numbers]
+        end = sum(numbers[: group.rank() + 1])
+        self._keys = keys[end - numbers[group.rank()] : end]
+
+    def __call__(self, ids: Tensor) -> "ArrivingIds":
+        """Begins to send this rank's ids of the features, `[F, B]`, NO_ID without one."""
+        ranks, here = len(self._numbers), len(self._keys)
+        arriving = ids.new_empty(ranks, here, ids.shape[1])
+        come = ranks * [here]
+        work = dist.all_to_all_single(arriving.flatten(0, 1), ids, come, self._numbers, self._group, async_op=True)
+        assert work
+        return ArrivingIds(work, arriving, self._keys)
+
+
+class ArrivingIds(Awaitable[KeyedJaggedTensor]):
+    """The ids of this rank's features, from all ranks.
+
+    Args:
+        work: The exchange.
+        arriving: The ids, `[ranks, F, B]`.
+        keys: The features, `F` of them.
+    """
+
+    def __init__(self, work: dist.Work, arriving: Tensor, keys: Sequence[str]) -> None:
+        super().__init__()
+        self._work, self._arriving, self._keys = work, arriving, keys
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        self._work.wait()
+        ranks, features, samples = self._arriving.shape
+        return of_block(self._arriving.transpose(0, 1).reshape(features, ranks * samples), self._keys)
 
 
 class AveragedByStep:
@@ -310,3 +357,29 @@ class Unwrapped(DataParallelWrapper):
         if env.world_size > 1 and dense:
             assert env.process_group
             dist._broadcast_coalesced(env.process_group, dense, SENT_AT_ONCE_BYTES, 0)  # as DDP does it
+
+
+@contextmanager
+def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator[None]:
+    """Names the largest tables if their memory is refused.
+
+    Args:
+        tables: Rows and columns of every table.
+        value_bytes: Bytes of a value.
+
+    Raises:
+        InputError: The allocator refused, on the host or on a GPU.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        on_gpu = isinstance(error, torch.OutOfMemoryError)
+        if not on_gpu and "can't allocate memory" not in str(error):
+            raise
+        largest = sorted(tables, key=lambda name: math.prod(tables[name]), reverse=True)[:LARGEST]
+        named = ", ".join(f"'{name}' of {table_bytes(tables[name], value_bytes) / GIB:,.1f} GiB" for name in largest)
+        key = "planner.memory_gib" if on_gpu else "planner.host_memory_gib"
+        raise InputError(
+            f"the memory of this rank does not hold its part of the tables; the largest are {named}; "
+            f"set {key} to what a rank really has, raise planner.reserve, or use more ranks"
+        ) from error

@@ -1,8 +1,10 @@
-"""TorchRec's sharding plans: made from the planner's solution, and read back."""
+"""TorchRec's sharding plans: made from the planner's solution, read back, and shown as tables."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from tabulate import tabulate
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
@@ -11,12 +13,11 @@ from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan,
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.planned_table import PlannedTable, planned_table
-from torchx_recsys.planner.problem import Table
 from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
-from torchx_recsys.planner.solve import Solution
+from torchx_recsys.planner.search import Solution, planned_table
 from torchx_recsys.planner.step_time import StepTime, step_time
-from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight
+from torchx_recsys.planner.tables import PlannedTable, Table, ranges
+from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight, table_shapes, value_bytes
 
 
 def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Module) -> ShardingPlan:
@@ -86,7 +87,7 @@ def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
     """Returns the time of a step under a plan, however the plan was made."""
     plans = table_plans(plan)
     planned = [even_table(plans[table.name], (table.rows, table.columns)) for table in problem.tables]
-    return step_time(planned, problem.tables, problem.topology, problem.work)
+    return step_time(planned, problem.tables, problem.topology, problem.dense.work)
 
 
 def memory_of_plan(plan: ShardingPlan, problem: Problem) -> RankMemory:
@@ -105,3 +106,34 @@ def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int)
         rows, columns = np.array(sizes).T
         found.append(shards_of_table(number, one.sharding_type, one.compute_kernel, columns, cached, rows, where))
     return join_shards(found)
+
+
+def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
+    """Returns two tables to print: shape, placement and size of each embedding table, and the bytes on each rank."""
+    shapes, width = table_shapes(model), value_bytes(model)
+    on_rank = [0] * world_size
+    lines = []
+    for name, table in table_plans(plan).items():
+        size = table_bytes(shapes[name], width)
+        shards = [
+            (shard.placement.rank(), table_bytes(shard.shard_sizes, width))  # pyrefly: ignore[missing-attribute]
+            for shard in shards_of(table)
+        ]
+        shards = shards or [(rank, size) for rank in range(world_size)]
+        for rank, shard_size in shards:
+            on_rank[rank] += shard_size
+        ranks = "all" if len(set(table.ranks or [])) in (0, world_size) else ",".join(ranges(table.ranks or []))
+        lines.append([name, *shapes[name], table.sharding_type, table.compute_kernel, len(shards), ranks, size / 2**20])
+    headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
+    loads = [[rank, size / 2**20] for rank, size in enumerate(on_rank)]
+    return "\n\n".join(
+        [
+            tabulate(lines, headers, floatfmt=",.2f", intfmt=","),
+            tabulate(loads, ["rank", "MiB of tables"], floatfmt=",.2f"),
+        ]
+    )
+
+
+def table_bytes(shape: Sequence[int], value_bytes: int) -> int:
+    """Returns the bytes of a table, or of a shard, without its optimizer's state."""
+    return math.prod(shape) * value_bytes

@@ -1,19 +1,29 @@
 """The topology to plan for: memory and bandwidths from the configuration, its hardware or this machine."""
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
 import torch
-from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW
+from torchrec.distributed.planner.constants import HBM_MEM_BW, HBM_TO_DDR_MEM_BW
 
 from torchx_recsys.planner.hardware import A100, GIB, HOSTS, Host
-from torchx_recsys.planner.problem import Topology
-from torchx_recsys.planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
-from torchx_recsys.planner.systems import ACHIEVED, SYSTEMS, System, speeds_of
+from torchx_recsys.planner.topology import (
+    ACHIEVED,
+    SYSTEMS,
+    Speeds,
+    System,
+    Topology,
+    cpu_speeds,
+    data_sheet_speeds,
+    speeds_of,
+)
 from trainer.config.data import DataConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.train import TrainConfig
-from trainer.core.errors import InputError
-from trainer.plan.calibration import load_calibration
 from trainer.plan.communication import BYTES_PER_VALUE
-from trainer.plan.memory import host_memory_bytes
+from trainer.plan.measurements import load_calibration
 
 GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
 # TorchRec's own defaults, for hardware without figures.
@@ -22,6 +32,35 @@ UNKNOWN_HARDWARE = {
     "inter_node_gb_per_second": 12.5,
     "hbm_gb_per_second": HBM_MEM_BW / GB_PER_SECOND,
 }
+
+
+def host_memory_bytes(
+    groups: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup"), machine: int | None = None
+) -> int:
+    """Returns the memory that processes here may use: the machine's, or the least limit of their control groups.
+
+    Args:
+        groups: The kernel's list of this process's control groups.
+        hierarchy: Their mount point, version 1 or 2.
+        machine: The machine's memory; None to ask the kernel.
+    """
+    machine = machine or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits(groups, hierarchy)])
+
+
+def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
+    """Yields the limits of all groups from this process's up to the root, or up to the container's root."""
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            group, name = hierarchy / path.lstrip("/"), "memory.max"
+        elif "memory" in controllers.split(","):
+            group, name = hierarchy / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
+        else:
+            continue
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # not there, or "max"
+                yield int((folder / name).read_text())
 
 
 def topology_to_plan_for(
@@ -47,10 +86,7 @@ def topology_to_plan_for(
         gpu_bytes=int(_gpu_memory_bytes(config)) if on_gpu else 0,
         host_bytes=host,
         gpu_bandwidth=bandwidths["hbm_gb_per_second"],
-        host_bandwidth=DDR_MEM_BW,
         pcie_bandwidth=HBM_TO_DDR_MEM_BW,
-        intra_bandwidth=bandwidths["intra_node_gb_per_second"],
-        inter_bandwidth=bandwidths["inter_node_gb_per_second"],
         batch_size=data.global_batch_size // world_size,
         bytes_of_value=None if comms.forward == comms.backward == "fp32" else sizes * 2,
         speeds=speeds,
@@ -61,15 +97,8 @@ def topology_to_plan_for(
 
 def _speeds(
     config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
-) -> tuple[Speeds | None, str, System | None]:
-    """Returns the speeds (None: TorchRec's estimate), their source, and the system that reaches them, if any."""
-    if config.cost_model == "torchrec":
-        if config.calibration:
-            raise InputError(
-                f"planner.calibration is '{config.calibration}', which planner.cost_model 'torchrec' does not count "
-                "with; use cost_model 'step', or leave the calibration out"
-            )
-        return None, "TorchRec's estimate", None
+) -> tuple[Speeds, str, System | None]:
+    """Returns the speeds, their source, and the system that reaches them, if any."""
     if config.calibration:
         calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
         return calibration.speeds, calibration.source, None

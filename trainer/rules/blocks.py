@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from trainer.core.splitmix import mix
+from trainer.core.arrays import mix
 
 # Once all rows are in use, a new id costs a look at all rows of its block; ids of a full block take rows from each
 # other while others have room. On streams of ids by Zipf's law, blocks of 256 rows had rows for 0 to 0.3 % fewer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
-from trainer.core.splitmix import mix, splitmix64
 from trainer.rules.base import SparseKeys
 from trainer.rules.nulls import is_missing
 from trainer.rules.plain_types import is_list

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pydantic
 
+from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
-from trainer.core.splitmix import mix, splitmix64
 from trainer.rules.base import IdRule, SparseKeys
 from trainer.rules.modulo import modulo, unsigned_modulo
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trainer.core.ragged import places_in_groups
+from trainer.core.arrays import places_in_groups
 from trainer.rules.blocks import PartOfBlocks
 
 LET_GO = -1  # in place of the count of a free row whose weights are those of an earlier id

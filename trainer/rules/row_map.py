@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.core.ragged import places_in_groups
+from trainer.core.arrays import places_in_groups
 from trainer.rules.blocks import Blocks
 from trainer.rules.places import FREE, NOWHERE, Places
 from trainer.rules.row_choice import COUNTS, HELD, IN_USE, LET_GO, NEVER, UNTOUCHED, RowChoice

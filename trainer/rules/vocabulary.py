@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
 from trainer.core.secrets import place, without_secrets
 from trainer.core.section import MayChange
-from trainer.core.splitmix import mix, splitmix64
 from trainer.core.storage import named, open_storage
 from trainer.rules.base import IdRule, SparseKeys
 from trainer.rules.modulo import modulo, unsigned_modulo

@@ -1,4 +1,4 @@
-"""Preflight, lock, stop requests, watchdog, reports, profiles and histograms of a run.
+"""Lock, stop requests, watchdog and reports of a run.
 
-Uses checkpoint (names and shards of weights), plan, config and core.
+Uses plan, config and core.
 """

@@ -34,7 +34,7 @@ class Action(IntEnum):
     """An action between two steps; all ranks take the greatest that any rank requests."""
 
     CONTINUE = 0
-    PROFILE = 1
+    WATCH = 1
     SAVE = 2
     STOP = 3
 
@@ -47,7 +47,7 @@ class Stopped(SystemExit):
 
 
 class StopRequests:
-    """Requests of this rank to stop, to save or to profile, shared with all ranks.
+    """Requests of this rank to stop, to save or to let its watchers act, shared with all ranks.
 
     A rank that stops alone leaves the others in a collective, so all stop after the same step.
 
@@ -69,7 +69,7 @@ class StopRequests:
         """Time since a signal requested a stop of this rank; 0 without one."""
         return 0.0 if self._requested_at is None else time.monotonic() - self._requested_at
 
-    def all_reduce(self, save: bool = False, profile: bool = False) -> Action:
+    def all_reduce(self, save: bool = False, watch: bool = False) -> Action:
         """Returns the greatest action that any rank requested at the last all-reduce, the same on every rank.
 
         Every rank has to call it equally often. The all-reduce runs between two calls, so that no step waits for it.
@@ -77,22 +77,23 @@ class StopRequests:
 
         Args:
             save: Whether this rank requests a save.
-            profile: Whether this rank requests a profile; repeat it at every call, as greater actions go first.
+            watch: Whether a watcher of this rank asks for all ranks; repeat it at every call, as greater actions go
+                first.
         """
         self._calls += 1
         if self._reduced is not Action.STOP:
             if self._calls % self._calls_of_one:
                 return Action.CONTINUE
             self._reduced = self._finish_all_reduce()
-            local = self._local(save, profile)
+            local = self._local(save, watch)
             # A save that begins now fulfils this rank's request, too; passed on, the request would save twice.
             self._start_all_reduce(local if local is not self._reduced else Action.CONTINUE)
         return self._reduced
 
-    def _local(self, save: bool, profile: bool) -> Action:
+    def _local(self, save: bool, watch: bool) -> Action:
         if self._requested_at is not None:
             return Action.STOP
-        return Action.SAVE if save else Action.PROFILE if profile else Action.CONTINUE
+        return Action.SAVE if save else Action.WATCH if watch else Action.CONTINUE
 
     def _finish_all_reduce(self) -> Action:
         if not self._pending:

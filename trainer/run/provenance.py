@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from torchx_recsys.planner.hardware import GIB
 from trainer.core.distributed import DistributedContext
 from trainer.core.secrets import without_secrets
-from trainer.plan.memory import GIB, host_memory_bytes
+from trainer.plan.topology import host_memory_bytes
 
 
 def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from torch.utils.tensorboard import SummaryWriter
 from torchx.tracker import app_run_from_env
 from tqdm import tqdm
 
-from trainer.config.report import ReportConfig
+from trainer.config.train import ReportConfig
 from trainer.core.console import plural
-from trainer.core.distributed import DistributedContext, sum_over_ranks
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, sum_over_ranks
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
-from trainer.run.histograms import Histogram
 
 T = TypeVar("T")
 NOT_FINITE = (
@@ -30,6 +29,16 @@ NOT_FINITE = (
 )
 # Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
 ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
+
+
+@contextmanager
+def tolerate_failed_writes(run: RunDirectory, log: Callable[[str], None]) -> Iterator[None]:
+    """Logs a failure of storage in the block, as it must not end training."""
+    try:
+        with os_errors():
+            yield
+    except OSError as error:
+        log(f"{run.url} cannot be written to: {error}; training continues, and the next write is tried")
 
 
 class StallTimer(Iterator[T]):
@@ -92,13 +101,13 @@ class Reporter:
             self._metrics = JsonLines(run, "metrics.jsonl", start_step)
             # The last step has its evaluation after its checkpoint, so a resume may have to repeat it.
             self._evaluations = JsonLines(run, "evaluations.jsonl", min(start_step, last_step - 1))
-            self._evaluated = self._evaluations.records()
             # TensorBoard would show the steps after the checkpoint twice.
             self._board = (
                 SummaryWriter(run.url_of("tensorboard"), purge_step=start_step + 1) if config.tensorboard else None
             )
             # In a log file every update of a bar would be another line.
             self._bar = tqdm(total=last_step, initial=start_step, unit="step", disable=not sys.stderr.isatty())
+        self._evaluated = broadcast_from_rank0(context, lambda: self._evaluations.records())
 
     def state(self) -> dict[str, float]:
         """Returns the loss of the current interval, summed over its steps; the same on every rank."""
@@ -195,45 +204,26 @@ class Reporter:
             f"{record['memory_gib']:.2f} GiB  {_extras(record)}ETA {tqdm.format_interval(round(eta))}"
         )
 
-    def scalars(self, step: int, make: Callable[[], dict[str, float]]) -> None:
-        """Adds scalars to TensorBoard; calls `make` only on rank 0, if TensorBoard is written."""
+    def draw(self, write: Callable[[SummaryWriter], None]) -> None:
+        """Calls `write` with the writer of TensorBoard's files, only on rank 0, if they are written."""
         if self._context.is_rank0 and self._board:
             with self.tolerate_failed_writes():
-                for name, value in make().items():
-                    self._board.add_scalar(name, value, step)
-
-    def histograms(self, step: int, histograms: list[Histogram]) -> None:
-        """Adds histograms to TensorBoard; the time that this takes counts for no step."""
-        if self._context.is_rank0 and self._board:
-            with self.tolerate_failed_writes():
-                for one in histograms:
-                    self._board.add_histogram_raw(
-                        one.name,
-                        one.edges[0].item(),
-                        one.edges[-1].item(),
-                        one.counts.sum().item(),
-                        one.sum,
-                        one.sum_of_squares,
-                        one.edges[1:].tolist(),
-                        one.counts.tolist(),
-                        step,
-                    )
-        self.resume_clock()
+                write(self._board)
 
     def evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Records an evaluation and replaces an earlier one of this step; its time counts for no step."""
         self.resume_clock()
-        if not self._context.is_rank0:
-            return
         record = {"step": step, "split": split, **metrics}
         self._evaluated = [one for one in self._evaluated if (one["step"], one["split"]) != (step, split)] + [record]
+        if not self._context.is_rank0:
+            return
         with self.tolerate_failed_writes():
             self._evaluations.discard(step=step, split=split)
         self._write(self._evaluations, split, record)
         self.log(f"step {step:,}  {split}: " + format_metrics(metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Returns the lines of evaluations.jsonl, on rank 0; from memory, as training goes on while storage fails."""
+        """Returns the lines of evaluations.jsonl; from memory, as training goes on while storage fails."""
         return [*self._evaluated]
 
     def resume_clock(self) -> None:
@@ -256,11 +246,8 @@ class Reporter:
     @contextmanager
     def tolerate_failed_writes(self) -> Iterator[None]:
         """Logs a failure of storage in the block, as it must not end training; `flush` writes the rest later."""
-        try:
-            with os_errors():
-                yield
-        except OSError as error:
-            self.log(f"{self._run.url} cannot be written to: {error}; training continues, and the next write is tried")
+        with tolerate_failed_writes(self._run, self.log):
+            yield
 
     def close(self) -> None:
         """Writes what is left and closes the files."""

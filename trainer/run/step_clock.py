@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from torchx_recsys.planner.step_parts import OTHER, PARTS
+from torchx_recsys.planner.hardware import GIB
+from torchx_recsys.planner.step_time import OTHER, PARTS
 from trainer.core.distributed import DistributedContext, gather_to_all
-from trainer.plan.memory import GIB
 
 TIMED = [part for part in PARTS if part != OTHER]  # which is the rest of a step
 

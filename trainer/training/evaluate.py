@@ -6,24 +6,24 @@ from typing import Literal
 import torch
 from torch import nn
 
+from trainer.batches.catalogue import Catalogue, read_catalogue
+from trainer.batches.loader import Loader
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoint
 from trainer.checkpoint.verify import verify_together
-from trainer.config.optim import AverageConfig
+from trainer.config.optimizer import AverageConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.catalogue import Catalogue, read_catalogue
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.files import DataFile
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.readers.registry import make_reader
-from trainer.data.recorded_types import RecordedTypes
-from trainer.data.selected_files import find_evaluated_files
+from trainer.data.order import Lanes
+from trainer.data.readers.formats import make_reader
+from trainer.data.row_groups import find_evaluated_files
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors

@@ -18,7 +18,7 @@ from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.rules.vocabulary import vocabularies
 from trainer.training.sharded_model import ShardedModel
 

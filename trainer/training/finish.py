@@ -1,25 +1,47 @@
-"""The end of a run, after its last step or early: the final evaluation, and the summary."""
+"""The end of training on an order of samples, after its last step or early: the final evaluation, and the last save."""
 
-from tabulate import tabulate
+from dataclasses import dataclass
+from typing import Any
+
 from torch import nn
 
 from trainer.checkpoint.choice import best_checkpoint
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
 from trainer.checkpoint.verify import verify_together
-from trainer.core.console import next_commands
-from trainer.core.outcome import FAILED, FINISHED_WORD
-from trainer.run.page import PAGE
-from trainer.run.step_clock import in_words
+from trainer.core.outcome import FAILED
+from trainer.run.reporter import Reporter
 from trainer.training.session import Session
+from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import TrainingStep
 
 
-def finish(session: Session, step: int, training_step: TrainingStep) -> None:
-    """Ends training: evaluates the result, and prints the files of the run and the next commands.
+@dataclass(frozen=True)
+class Finished:
+    """The end of training on an order of samples.
+
+    Attributes:
+        model: The model, for the next order.
+        step: Steps done.
+        early: Why it ended before its last step; None if it did not.
+        evaluated_step: The step whose weights were evaluated last.
+        measured: Times of steps and memory, for run.json; empty if no step was taken.
+        reporter: The reports, which are closed.
+    """
+
+    model: ShardedModel
+    step: int
+    early: str | None
+    evaluated_step: int
+    measured: dict[str, Any]
+    reporter: Reporter
+
+
+def finish(session: Session, step: int, training_step: TrainingStep) -> Finished:
+    """Ends training on an order of samples: evaluates the result, and waits until it is saved.
 
     Args:
-        session: The run.
+        session: The session.
         step: Steps done.
         training_step: The pipeline that took these steps.
 
@@ -28,22 +50,19 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> None:
         SystemExit: The last step could not be saved.
     """
     model = training_step.detach()
-    outcome, measured = f"{FINISHED_WORD} at step {step}", training_step.clock.measured(session.context)
+    measured, early = training_step.clock.measured(session.context), None
     if reason := session.reason_to_stop(step):
-        outcome += f", before {session.order.last_step}: {reason}"
         session.reporter.log(f"step {step:,}  training ends early: {reason}")
         _save_unless_saved(session, step)
+        early = f"before {session.order.last_step}: {reason}"
     session.model.managed.end()
     evaluated_step = _evaluate(session, step, model)
-    require_saved(session, step)
-    session.reporter.track(evaluated_step, Checkpoints(session.directory).url(evaluated_step))
-    if measured:
-        session.reporter.log(in_words(measured))
-    session.end("finished", step, outcome, measured)
-    session.reporter.log(f"\n{_summary(session, step, evaluated_step)}")
+    _require_saved(session, step)
+    session.reporter.close()
+    return Finished(session.model, step, early, evaluated_step, measured, session.reporter)
 
 
-def require_saved(session: Session, step: int) -> None:
+def _require_saved(session: Session, step: int) -> None:
     """Waits for the checkpoint of the last step, without which a run is no success to a scheduler.
 
     Raises:
@@ -64,10 +83,11 @@ def _save_unless_saved(session: Session, step: int) -> None:
 
 def _evaluate(session: Session, step: int, model: nn.Module) -> int:
     """Makes the final evaluations, and returns the step whose weights were evaluated on data.test."""
-    if "validation" in session.evaluator.splits and not session.is_validated(step):
+    splits, is_first = session.evaluator.splits, session.order.evaluated_first
+    if "validation" in splits and not is_first and not session.is_validated(step):
         session.evaluate(step, model, "validation")
     evaluated_step = _restore_best(session, step) if session.config.evaluate.final == "best" else step
-    if "test" in session.evaluator.splits:
+    if "test" in splits:
         session.evaluate(step, model, "test", of_step=evaluated_step)
     return evaluated_step
 
@@ -85,27 +105,3 @@ def _restore_best(session: Session, step: int) -> int:
     grows = session.config.checkpoint.grow_tables
     restore(best, session.model.evaluated(), session.context, partial=True, grown=grows)
     return best.step
-
-
-def _summary(session: Session, step: int, evaluated_step: int) -> str:
-    url_of, out = session.directory.url_of, session.directory.url
-    checkpoints = Checkpoints(session.directory)
-    rows = [["run directory", out], ["checkpoint", checkpoints.url(step)]]
-    if evaluated_step != step:
-        rows.append(["best checkpoint", checkpoints.url(evaluated_step)])
-    rows += [
-        ["configuration", url_of("config.toml")],
-        ["metrics", url_of("metrics.jsonl")],
-        ["evaluations", url_of("evaluations.jsonl")],
-        ["page", url_of(PAGE)],
-    ]
-    if session.config.report.tensorboard:
-        rows.append(["TensorBoard", url_of("tensorboard")])
-    commands = [
-        ["torchx", "run", "tools.tensorboard", "--logdir", out],
-        ["torchx", "run", "tools.plan", "--run", out],
-    ]
-    if splits := session.evaluator.splits:
-        split = [] if "test" in splits else ["--split", "validation"]
-        commands.append(["torchx", "run", "dlrm.evaluate", "--config", url_of("config.toml"), "--out", out, *split])
-    return f"{tabulate(rows, tablefmt='plain')}\n\n{next_commands(*commands)}"

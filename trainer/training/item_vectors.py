@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.batches.catalogue import Catalogue
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
-from trainer.data.catalogue import Catalogue
 from trainer.metrics.retrieval import ItemVectors
 
 

@@ -2,12 +2,13 @@
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.run.preflight import preflight
-from trainer.training.finish import finish
+from trainer.training.driver import Driver, OneOrder
+from trainer.training.epochs import EpochOrder
+from trainer.training.extensions import check_extensions, found
+from trainer.training.finish import Finished, finish
 from trainer.training.resume import Resume
-from trainer.training.segments import train_on_segments
-from trainer.training.session import Session
-from trainer.training.setup import open_session
+from trainer.training.setup import Job, begin_job, session_of
+from trainer.training.sharded_model import ShardedModel
 from trainer.training.take_steps import take_steps
 
 
@@ -24,22 +25,30 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
         Stopped: A signal requested a stop.
     """
     check_training(config)
+    check_extensions(config)
     with process_group(config.train.collective_timeout_seconds) as context:
-        if config.train.preflight_seconds:
-            preflight(context, config.train.preflight_seconds)
-        if config.data.segments.path:
-            train_on_segments(config, out, resume, context)
-        else:
-            _train(config, out, resume, context)
+        for start in found(config, "start"):
+            start(config, context)
+        _train(config, out, resume, context)
 
 
 def _train(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
-    with open_session(config, out, resume, context) as session:
-        run(session)
+    # A function of its own, whose frame lets go of the job and its model before the process group ends.
+    with begin_job(config, out, resume, context) as job:
+        run(job)
 
 
-def run(session: Session) -> None:
-    """Trains from the first step to the last, and evaluates the result."""
-    training_step = session.training_step()
-    step = take_steps(session, training_step)
-    finish(session, step, training_step)
+def run(job: Job) -> None:
+    """Trains on each order of samples that the run has left, and records how it ended."""
+    driver: Driver = next(found(job.claimed.config, "driver"), OneOrder)(job)
+    finished: Finished | None = None
+    for order in driver.orders():
+        finished = _train_on(job, order, finished.model if finished else None)
+    driver.end(finished)
+
+
+def _train_on(job: Job, order: EpochOrder, model: ShardedModel | None) -> Finished:
+    with session_of(job, order, model) as session:
+        training_step = session.training_step()
+        step = take_steps(session, training_step)
+        return finish(session, step, training_step)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from torchx_recsys.planner.step_parts import BACKWARD
+from torchx_recsys.planner.step_time import BACKWARD
+from trainer.batches.batch import Batch
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
-from trainer.data.lanes import Lanes, divides
+from trainer.data.order import Lanes, divides
 from trainer.run.step_clock import named_range
 from trainer.training.cut import Cut
 from trainer.training.nonfinite import LossScale

@@ -18,10 +18,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from trainer.batches.batch import Batch
 from trainer.config.train import TrainConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
 from trainer.training.cut import Cut
 from trainer.training.sharded_model import ShardedModel
 

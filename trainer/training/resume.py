@@ -5,13 +5,13 @@ import tomllib
 from typing import Any, Literal
 
 from trainer.checkpoint.store import FOLDER, MANIFEST, Checkpoint, Checkpoints, FindDamage
-from trainer.config.may_change import changed_keys, named_on_one_side
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.errors import DamagedError, InputError
 from trainer.core.outcome import step_saved_before
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import place, without_secrets
+from trainer.core.section import changed_keys, named_on_one_side
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.rules.vocabulary import check_fingerprints
@@ -158,7 +158,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | 
         start: The checkpoint.
         lanes: The lanes of the run now.
         config: The configuration now.
-        files: The training data now; None if training goes on with other data, the next segment.
+        files: The training data now; None if training goes on with other data.
 
     Raises:
         InputError: They differ; the message names the change, and the flag that accepts it.

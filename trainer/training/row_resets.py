@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.state_dict import State, is_table, table_of
-from trainer.config.optim import OptimizerConfig
-from trainer.core.local_shards import placed_shards
-from trainer.models.table_init import initial_rows
+from trainer.config.optimizer import OptimizerConfig
+from trainer.core.distributed import placed_shards
+from trainer.models.embeddings import initial_rows
 from trainer.optim.optimizers import ACCUMULATORS
 
 

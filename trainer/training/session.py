@@ -1,39 +1,33 @@
 """A training run in progress: records steps, evaluates, saves and stops."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import nn
 
+from trainer.batches.batch import Batch
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import Checkpoint, Checkpoints
+from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.batch import Batch
-from trainer.data.catalogue import Catalogue
-from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes
-from trainer.data.loader import Loader
-from trainer.data.recorded_types import RecordedTypes
 from trainer.rules.vocabulary import fingerprints
-from trainer.run.histograms import Histograms
-from trainer.run.page import write_page
 from trainer.run.preemption import Action, Stopped, StopRequests
-from trainer.run.profiler import Profiler
-from trainer.run.reporter import Reporter, StallTimer
+from trainer.run.reporter import Reporter, StallTimer, tolerate_failed_writes
 from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
+from trainer.training.epochs import EpochOrder
 from trainer.training.evaluate import Evaluator
 from trainer.training.nonfinite import StepState
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
+from trainer.training.watchers import RunView, Watcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +41,7 @@ class ClaimedRun:
         checkpoints: Its checkpoints.
         start: The checkpoint to resume from; None for a start from scratch.
         verify_seconds: Time that finding and verifying it took.
+        watchers: What watches the run.
     """
 
     config: Config
@@ -55,74 +50,12 @@ class ClaimedRun:
     checkpoints: Checkpoints
     start: Checkpoint | None
     verify_seconds: float
+    watchers: Sequence[Watcher]
 
-
-@dataclass(frozen=True, kw_only=True)
-class EpochOrder:
-    """The order in which a run trains on its samples.
-
-    Attributes:
-        files: The training data.
-        lanes: The samples of every step.
-        loader: This rank's batches.
-        catalogue: All items; None without data.catalogue.
-        types: The types of the columns, which the run keeps.
-        steps_done: Steps that the run has taken before this job; the next step is one more.
-        last_step: The step that training ends with.
-        segment: The segment that these are the samples of; None if the data has none.
-        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
-    """
-
-    files: FileSet
-    lanes: Lanes
-    loader: Loader
-    catalogue: Catalogue | None
-    types: RecordedTypes
-    steps_done: int
-    last_step: int
-    segment: "SegmentPlace | None" = None
-    unused_since: int | None = None
-
-    @property
-    def steps_before(self) -> int:
-        """Steps that the run took on earlier segments."""
-        return self.segment.first_step if self.segment else 0
-
-    def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step, of several segments their number, and the steps of that epoch before it."""
-        epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
-        return epoch + (self.segment.number if self.segment else 0), epoch_step
-
-    def batches(self) -> Iterator[Batch]:
-        """Returns this rank's batches of the steps that are left."""
-        return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentPlace:
-    """Where a segment is in the life of a run; a part of the train state.
-
-    Attributes:
-        name: Its name.
-        number: Segments before it.
-        first_step: Steps that the run took on those.
-        last_step: Steps when it has been trained on.
-        samples: Its samples.
-        files: Number of its files.
-        fingerprint: Changes with its files and their sizes.
-        reached: The last name of it and those before; of a segment that came late, a later one than its own.
-        contents: The same for the same files under other names; empty without rows.
-    """
-
-    name: str
-    number: int
-    first_step: int
-    last_step: int
-    samples: int
-    files: int
-    fingerprint: str
-    reached: str
-    contents: str = ""
+    def log(self, text: str) -> None:
+        """Prints a line on rank 0."""
+        if self.context.is_rank0:
+            print(without_secrets(text), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +69,7 @@ class Session:
         evaluator: Evaluates the model.
         saver: Saves checkpoints.
         reporter: Writes metrics.
-        histograms: Writes histograms of the weights.
-        profiler: Profiles steps.
+        view: The run as its watchers see it.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
@@ -150,8 +82,7 @@ class Session:
     evaluator: Evaluator
     saver: Saver
     reporter: Reporter
-    histograms: Histograms
-    profiler: Profiler
+    view: RunView
     batches: StallTimer[Batch]
     stop_requests: StopRequests
     watchdog: Watchdog
@@ -181,7 +112,7 @@ class Session:
         return self.order.loader.locate(step - self.order.steps_before, position)
 
     def record(self, step: int, result: StepResult) -> None:
-        """Records a step's loss, samples, time, scalars and histograms."""
+        """Records a step's loss, samples, time and scalars, and calls the watchers."""
         self.watchdog.note(f"the work after step {step}")
         epoch, epoch_step = self.order.place_of(step)
         samples = self.order.lanes.samples_in_step(epoch_step)
@@ -191,27 +122,25 @@ class Session:
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
             counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
-            if self.reporter.due(step):
-                self.reporter.scalars(step, lambda: self._norm(result))
-            if self.histograms.due(step):
-                self.reporter.histograms(step, self.histograms.compute(self.model.weights()))
-        if self.profiler.after(step):
-            self.reporter.resume_clock()
+            if self.reporter.due(step) and result.gradient_norm is None:  # or clipping reports it
+                self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
+        for watcher in self.claimed.watchers:
+            watcher.after_step(self.view, step)
 
     def _rates(self, step: int) -> dict[str, float]:
         return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
 
-    def _norm(self, result: StepResult) -> dict[str, float]:
-        """Returns the norm of a step's gradients unless clipping reports the norm already."""
-        norm = self.model.optimizers.gradient_norm
-        return {"train/gradient_norm": norm()} if result.gradient_norm is None else {}
+    def _norm(self) -> float:
+        return self.model.optimizers.gradient_norm()
 
     def requested_action(self, step: int) -> Action:
-        """Returns the action that any rank requests after a step, the same on all ranks; begins a requested profile."""
+        """Returns the action that any rank requests after a step, the same on all ranks; lets watchers act."""
         with named_range("requests"):
-            action = self.stop_requests.all_reduce(self.saver.overdue(), self.profiler.requested)
-        if action is Action.PROFILE:
-            self.profiler.begin_requested(step)
+            watch = any(watcher.asks() for watcher in self.claimed.watchers)
+            action = self.stop_requests.all_reduce(self.saver.overdue(), watch)
+        if action is Action.WATCH:
+            for watcher in self.claimed.watchers:
+                watcher.asked(self.view, step)
         return action
 
     def steps(self) -> Iterator[int]:
@@ -246,20 +175,18 @@ class Session:
             )
         if metrics is None:
             self.stop(step)
-        self.reporter.evaluation(step if of_step is None else of_step, split, metrics)
-        self._write_page()
-
-    def _write_page(self) -> None:
-        """Writes the page of the run; the time that this takes counts for no step."""
-        self.reporter.flush()  # the page is made of the run's files
-        if self.context.is_rank0:
-            with self.reporter.tolerate_failed_writes():
-                write_page(self.directory, self.claimed.checkpoints)
+        of_step = step if of_step is None else of_step
+        self.reporter.evaluation(of_step, split, metrics)
+        self.reporter.flush()  # watchers read the run's files
+        for watcher in self.claimed.watchers:
+            watcher.after_evaluation(self.view, of_step, split, metrics)
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
-        """Returns whether the run resumes from a step that was saved, but whose evaluation was interrupted."""
+        """Returns whether an evaluation comes before the next step: an interrupted one, or the first of all."""
         step = self.order.steps_done
+        if self.order.evaluated_first:  # what was evaluated after this step may have been other samples
+            return step == self.order.steps_before
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:
@@ -288,9 +215,10 @@ class Session:
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
             **self.model.managed.rules(),
+            **self.order.state,
         }
-        if segment := self.order.segment:
-            train_state["segment"] = asdict(segment)
+        if self.order.ends is not None and step == self.order.last_step:
+            train_state[ENDS] = self.order.ends
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
         with named_range("save"), self.model.managed.rewound():
@@ -310,8 +238,8 @@ class Session:
             self.save(step)
             self.saver.wait()
         outcome = f"{STOPPED_WORD} at step {step}, {self.saved(step)}"
-        self.profiler.stop(step)
-        self.end("stopped", step, outcome)
+        self.reporter.close()
+        record_end(self.claimed, "stopped", step, outcome)
         self.reporter.log(f"{outcome}\n\nThe same command resumes it.")
         raise Stopped
 
@@ -324,22 +252,25 @@ class Session:
         # Schedulers look for the word, and read the step at the end of the line.
         return f"{lost}: {f'the newest checkpoint {SAVED_WORD} is {url}' if url else 'there is no checkpoint'}"
 
-    def end(self, state: str, step: int, outcome: str, measured: dict[str, Any] | None = None) -> None:
-        """Closes the files of the run and records how it ended.
 
-        Args:
-            state: `state` of run.json.
-            step: Steps done.
-            outcome: The last line, which schedulers read.
-            measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
-        """
-        self.reporter.close()
-        if self.context.is_rank0:
-            with self.reporter.tolerate_failed_writes():
-                facts = self.directory.facts()
-                facts |= {"state": state, "step": step, "outcome": without_secrets(outcome)}
-                facts |= {"measured": measured} if measured else {}
-                self.directory.write_json("run.json", facts)
-            write_outcome(without_secrets(outcome))
-            with self.reporter.tolerate_failed_writes():  # last, as a disk may be almost full
-                write_page(self.directory, self.claimed.checkpoints)
+def record_end(
+    claimed: ClaimedRun, state: str, step: int, outcome: str, measured: Mapping[str, Any] | None = None
+) -> None:
+    """Records how a run ended, in run.json and for its scheduler; a failure of storage ends nothing. All ranks call it.
+
+    Args:
+        claimed: The run, whose reports are closed.
+        state: `state` of run.json.
+        step: Steps done.
+        outcome: The last line, which schedulers read.
+        measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
+    """
+    directory = claimed.directory
+    if claimed.context.is_rank0:
+        with tolerate_failed_writes(directory, claimed.log):
+            facts = directory.facts() | {"state": state, "step": step, "outcome": without_secrets(outcome)}
+            directory.write_json("run.json", facts | ({"measured": measured} if measured else {}))
+        write_outcome(without_secrets(outcome))
+    view = RunView(config=claimed.config, context=claimed.context, directory=directory)
+    for watcher in claimed.watchers:
+        watcher.at_end(view, step, state)

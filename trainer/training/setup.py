@@ -3,48 +3,40 @@
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from trainer.checkpoint.restore import restore
-from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.staging import Staging
-from trainer.checkpoint.store import Chain, Checkpoint, Checkpoints
+from trainer.checkpoint.saver import Saver, Staging
+from trainer.checkpoint.store import Chain, Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
-from trainer.core.digest import digest
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0, broadcast_when_done
-from trainer.core.errors import InputError, NoRows
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.dataset import FileSet
-from trainer.data.lanes import Lanes, check_lanes, default_lanes
-from trainer.data.loader import Loader
-from trainer.data.negatives import Negatives
-from trainer.data.recorded_types import RecordedTypes
-from trainer.data.selected_files import find_training_files
+from trainer.core.storage import digest
+from trainer.data.columns import RecordedTypes
 from trainer.metrics.checks import check_metrics, check_watched_metrics
-from trainer.models.losses_over_samples import check_units
-from trainer.plan.kept_plan import PLANNED_FOR
-from trainer.run.histograms import Histograms
+from trainer.plan.make_plan import PLANNED_FOR
 from trainer.run.lock import RunLock, locked
 from trainer.run.preemption import StopRequests, stop_on_signals
-from trainer.run.profiler import Profiler, ProfileRequests, check_profile, profile_requests
 from trainer.run.provenance import describe_run
 from trainer.run.reporter import Reporter, StallTimer
 from trainer.run.step_clock import skip_unrecorded_ranges
 from trainer.run.watchdog import Watchdog, watched
-from trainer.training.evaluate import Evaluator, open_catalogue
+from trainer.training.epochs import EpochOrder, plan_epochs
+from trainer.training.evaluate import Evaluator
+from trainer.training.extensions import found
 from trainer.training.finetune import finetune
-from trainer.training.micro_batches import check_micro_batches
 from trainer.training.nonfinite import StepState, start_state
-from trainer.training.resume import Resume, check_saved_before, check_start, find_start, open_run
-from trainer.training.session import ClaimedRun, EpochOrder, Session
+from trainer.training.resume import Resume, check_saved_before, find_start, open_run
+from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
+from trainer.training.watchers import RunView, Watcher, make_watchers
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
 
@@ -58,16 +50,16 @@ class Job:
         watchdog: Reports a rank that is stuck.
         stop_requests: Signals that request a stop.
         lock: The lock of the run directory.
-        requests: Requests for profiles.
         staging: The copy of the state that saves are made of.
+        step_state: State that a step leaves to later steps.
     """
 
     claimed: ClaimedRun
     watchdog: Watchdog
     stop_requests: StopRequests
     lock: RunLock
-    requests: ProfileRequests
     staging: Staging
+    step_state: StepState
 
 
 @contextmanager
@@ -77,17 +69,11 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
     Raises:
         InputError: The configuration, the data or the run directory cannot be used.
     """
-    with begin_job(config, out, resume, context) as job:
-        claimed = job.claimed
-        # Wrong data is refused within seconds, before the model is built, which takes longest.
-        order = plan_epochs(config, claimed.start, context)
-        evaluator = Evaluator(config, context, order.types, order.catalogue)
-        model = build_sharded_model(config, context, order.lanes, claimed.directory)
-        origin = restore_or_finetune(claimed, model, order.types)
-        continue_chain(job, model)
-        with session_of(job, order, evaluator, model, first_step_state(claimed)) as session:
-            announce(session, origin)
-            yield session
+    with (
+        begin_job(config, out, resume, context) as job,
+        session_of(job, plan_epochs(config, job.claimed.start, context)) as session,
+    ):
+        yield session
 
 
 @contextmanager
@@ -100,7 +86,9 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
     skip_unrecorded_ranges()
     broadcast_from_rank0(context, lambda: check_metrics(config))
     broadcast_from_rank0(context, lambda: check_watched_metrics(config))
-    broadcast_from_rank0(context, lambda: check_profile(config.report.profile, context))
+    for check in found(config, "check"):
+        broadcast_from_rank0(context, lambda check=check: check(config, context))
+    watchers = make_watchers(config)
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     broadcast_from_rank0(context, lambda: check_saved_before(directory))
     # A start can hang, and can be stopped, so the watchdog and the signals come before the lock.
@@ -108,42 +96,78 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
         locked(directory, context) as lock,
-        profile_requests(directory, context) as requests,
     ):
-        yield Job(claim_run(config, directory, resume, context), watchdog, stop_requests, lock, requests, Staging())
+        claimed = claim_run(config, directory, resume, context, watchers)
+        step_state = _first_step_state(claimed)
+        yield Job(claimed, watchdog, stop_requests, lock, Staging(), step_state)
 
 
 @contextmanager
-def session_of(
-    job: Job, order: EpochOrder, evaluator: Evaluator, model: ShardedModel, step_state: StepState
-) -> Iterator[Session]:
-    """Opens the reports and the saver of a run, and yields it, ready to train."""
-    claimed = job.claimed
+def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -> Iterator[Session]:
+    """Yields a session that trains on an order of samples.
+
+    Args:
+        job: What the job holds.
+        order: The order.
+        model: The model as the session before left it; the first session of a job builds and fills it.
+    """
+    claimed, origin = job.claimed, None
+    config, context = claimed.config, claimed.context
+    # Wrong data is refused within seconds, before the model is built, which takes longest.
+    evaluator = Evaluator(_evaluated(config, order), context, order.types, order.catalogue)
+    if model is None:
+        model = build_sharded_model(config, context, order.lanes, claimed.directory)
+        origin = restore_or_finetune(claimed, model, order.types)
+        continue_chain(job, model)
     reporter = _open_reporter(claimed, order)
     with _open_saver(job, order, reporter) as saver:
-        yield Session(
+        session = Session(
             claimed=claimed,
             order=order,
             model=model,
             evaluator=evaluator,
             saver=saver,
             reporter=reporter,
-            histograms=Histograms(claimed.config.report.histograms_every_steps, claimed.context),
-            profiler=_open_profiler(claimed, order, job.requests, reporter),
+            view=RunView(
+                config=config,
+                context=context,
+                directory=claimed.directory,
+                _reporter=reporter,
+                _weights=model.weights,
+            ),
             batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
-            step_state=step_state,
+            step_state=job.step_state,
         )
+        if origin is not None:
+            announce(session, origin)
+        for watcher in claimed.watchers:
+            watcher.begin(session.view, order.steps_done, order.last_step)
+        yield session
 
 
-def first_step_state(claimed: ClaimedRun) -> StepState:
+def _evaluated(config: Config, order: EpochOrder) -> Config:
+    """Returns the configuration with what the model is evaluated on while it is trained on an order of samples."""
+    if not order.evaluated_first:
+        return config
+    data = config.data.model_copy(update={"validation": [file.url for file in order.files.files]})
+    return config.model_copy(update={"data": data})
+
+
+def _first_step_state(claimed: ClaimedRun) -> StepState:
     """Returns the state of the steps that a job begins with."""
     saved = claimed.start.train_state.get("step_state") if claimed.start else None
     return start_state(claimed.config.train, saved)
 
 
-def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: DistributedContext) -> ClaimedRun:
+def claim_run(
+    config: Config,
+    directory: RunDirectory,
+    resume: Resume,
+    context: DistributedContext,
+    watchers: Sequence[Watcher],
+) -> ClaimedRun:
     """Opens the run directory, whose lock this job holds, and finds the checkpoint to resume from.
 
     Raises:
@@ -162,6 +186,7 @@ def claim_run(config: Config, directory: RunDirectory, resume: Resume, context: 
         checkpoints=checkpoints,
         start=start,
         verify_seconds=verify_seconds,
+        watchers=watchers,
     )
 
 
@@ -174,88 +199,6 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
             f"the files of a checkpoint that was never committed cannot be deleted: {without_secrets(error)}",
             flush=True,
         )
-
-
-def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedContext) -> EpochOrder:
-    """Finds the training data and decides the order of its samples, from the first step to the last.
-
-    Raises:
-        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over the ranks.
-    """
-    files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
-    lanes = plan_lanes(config, files, start, context)
-    if start:
-        check_start(start, lanes.lanes, config, files)
-    steps_done = start.step if start else 0
-    last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
-    if start and steps_done > last_step:
-        raise InputError(
-            f"--out is '{start.run_url}', where training took {plural(steps_done, 'step')} already, more than the "
-            f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run "
-            "with dlrm.evaluate"
-        )
-    types = held_types(config, files, "data.train", start)
-    rank, world_size, seed = context.rank, context.world_size, config.train.seed
-    catalogue = open_catalogue(config, context, types, files.files[0], start)
-    negatives = Negatives(catalogue, config.data, seed) if catalogue else None
-    data = config.data
-    loader = Loader(files, data, lanes, rank, world_size, seed, data.shuffle, negatives, data.balance)
-    return EpochOrder(
-        files=files,
-        lanes=lanes,
-        loader=loader,
-        catalogue=catalogue,
-        types=types,
-        steps_done=steps_done,
-        last_step=last_step,
-    )
-
-
-def held_types(
-    config: Config, files: FileSet, where: str, start: Checkpoint | None, before: RecordedTypes | None = None
-) -> RecordedTypes:
-    """Returns the types of a run's columns, to which its data is held.
-
-    Args:
-        config: The configuration.
-        files: The training data now.
-        where: The data, for messages.
-        start: The checkpoint that the run resumes from.
-        before: The types of the data that this job has trained on.
-
-    Raises:
-        InputError: A column has another type than the data that the run was trained on.
-    """
-    now = RecordedTypes.of_files(config.data, files.files, where)
-    if before is None and start:
-        before = RecordedTypes.of_checkpoint(start.url, start.train_state)
-    if before is None:
-        return now
-    before.check(config.data, files.files)
-    return before.completed(now)
-
-
-def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
-    """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
-
-    Raises:
-        NoRows: There is no whole batch, and the last is dropped; on every rank.
-        InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
-    """
-    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
-    recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
-    number = config.data.lanes or recorded
-    check_lanes(number, context.world_size, config.data.global_batch_size)
-    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
-    if lanes.steps == 0:
-        way_out = "use a smaller batch or 'keep'" if start is None else "put the files back that the run began with"
-        raise NoRows(
-            f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
-            f"train on, and data.last_batch is 'drop'; {way_out}"
-        )
-    check_micro_batches(config.train.micro_batches, lanes, context.world_size)
-    check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
-    return lanes
 
 
 def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: RecordedTypes) -> dict[str, Any]:
@@ -308,24 +251,11 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
-    # Of the report interval under way; each segment begins one.
+    # Of the report interval under way; each order begins one.
     start = claimed.start if order.steps_done > order.steps_before else None
     running = start.train_state["running"] if start else None
     return Reporter(
         claimed.directory, claimed.config.report, claimed.context, order.last_step, order.steps_done, running
-    )
-
-
-def _open_profiler(claimed: ClaimedRun, order: EpochOrder, requests: ProfileRequests, reporter: Reporter) -> Profiler:
-    """Opens the profiler of a run."""
-    return Profiler(
-        claimed.directory,
-        claimed.config.report.profile,
-        requests,
-        claimed.context,
-        order.steps_done,
-        order.last_step,
-        reporter.log,
     )
 
 

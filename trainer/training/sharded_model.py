@@ -12,27 +12,24 @@ from trainer.checkpoint.state_dict import State, all_tensors, model_tensors
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import RunDirectory
-from trainer.data.lanes import Lanes
+from trainer.data.order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import Pareto
-from trainer.optim.averages import Averages
+from trainer.optim.averages import Averages, check_kernels
 from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
-from trainer.optim.table_averages import check_kernels
 from trainer.optim.table_optimizers import check_table_optimizers, fuse
-from trainer.plan.allowed_types import check_types, column_shards_in_words
 from trainer.plan.communication import check_comms, communication_volume
 from trainer.plan.make_plan import check_planner, make_plan
-from trainer.plan.memory import allocating
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.report import render_plan
-from trainer.plan.sharding import shard, sharders
-from trainer.plan.sharding_plan import replicated_tables
-from trainer.training.compiled import compile_dense_part
+from trainer.plan.sharding import allocating, shard, sharders
+from trainer.plan.sharding_plan import render_plan, replicated_tables
+from trainer.plan.tables import check_types, column_shards_in_words
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
+from trainer.training.extensions import found
 from trainer.training.managed_ids import ManagedIds, check_managed
 
 
@@ -139,8 +136,8 @@ def build_sharded_model(
     if config.optimizer.ema.tables:
         check_kernels(plan)
     model = shard(unsharded, by_kind, plan, context, config.train.seed)
-    if config.train.compile:
-        compile_dense_part(unsharded, context, config)
+    for wrap in found(config, "wrap"):
+        wrap(unsharded, context, config)
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)

@@ -5,18 +5,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.postproc import NoOpStream
 
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, UPDATE
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.core.random_state import seed_step
-from trainer.data.batch import Batch
-from trainer.optim.clipping import clamp, clip
-from trainer.optim.gradient_average import GradientAverage
+from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
 from trainer.training.micro_batches import forward_in_slices
@@ -208,3 +207,21 @@ def _averages_of_gradients(model: ShardedModel, context: DistributedContext) -> 
     dense, tables = model.optimizers.dense_parameters, replicated_weights(model.model)
     of_step, after_cut = ([*dense], tables) if model.cut else ([*dense, *tables], [])
     return GradientAverage(of_step, context.world_size), GradientAverage(after_cut, context.world_size)
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seeds torch's generators, before a step, for what a model draws in it, such as masks of dropout.
+
+    A resumed run then draws the same as one that was never stopped, whatever was drawn between the steps.
+
+    Args:
+        seed: The seed of the run.
+        step: The step.
+        rank: This rank, whose samples get other numbers than those of other ranks.
+        device: Where the model is.
+    """
+    (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64).tolist()
+    # Not torch.manual_seed, which without a GPU formats a traceback each time, for the day that there is one.
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":  # also what recorded kernels draw that are replayed
+        torch.cuda.manual_seed(mixed)

@@ -117,7 +117,7 @@ def test_a_replica_that_is_not_there_is_one_line(torchx):
 def test_a_job_that_is_not_there_is_one_line(torchx, part):
     done = torchx("log", f"local_cwd://torchx/sh-nowhere{part}")
     assert done.returncode == torchx("status", "local_cwd://torchx/sh-nowhere").returncode == 1
-    assert done.stderr == "torchx log: error: there is no job local_cwd://torchx/sh-nowhere\n"
+    assert done.stderr == "torchx log: error: no such job: local_cwd://torchx/sh-nowhere\n"
 
 
 def test_cancel_lets_the_job_say_goodbye(torchx, tmp_path):

@@ -19,12 +19,12 @@ from tabulate import tabulate
 from torchx_recsys.apps.calibrate.exchanges import exchange_speeds
 from torchx_recsys.apps.calibrate.steps import step_speeds
 from torchx_recsys.apps.calibrate.tables import input_speeds, replicated_speed, table_speeds
-from torchx_recsys.planner.speeds import Speeds, cpu_speeds, data_sheet_speeds
+from torchx_recsys.planner.topology import Speeds, cpu_speeds, data_sheet_speeds
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing
-from trainer.plan.calibration import Calibration, save_calibration
+from trainer.plan.measurements import Calibration, save_calibration
 from trainer.plan.topology import GB_PER_SECOND, UNKNOWN_HARDWARE
 
 MIB = 2**20

@@ -13,12 +13,12 @@ import torch
 
 from torchx_recsys.apps.calibrate.timing import explain, nanoseconds
 from torchx_recsys.apps.datasets.synthetic import DENSE_FEATURES, synthetic
-from torchx_recsys.planner.speeds import Speeds
+from torchx_recsys.planner.topology import Speeds
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.run_directory import RunDirectory
-from trainer.data.batch import Batch
-from trainer.plan.problem import cluster_of_job, problem_of
+from trainer.plan.make_plan import cluster_of_job, problem_of
 from trainer.plan.sharding_plan import time_of_plan
 from trainer.run.preemption import Stopped
 from trainer.training.session import Session

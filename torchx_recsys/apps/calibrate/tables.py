@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
 from torchx_recsys.apps.calibrate.timing import explain, nanoseconds
-from torchx_recsys.planner.step_costs import GRADIENT_BYTES, LEAST_BYTES
+from torchx_recsys.planner.step_time import GRADIENT_BYTES, LEAST_BYTES
 from trainer.optim.table_kernels import TableKernel
 
 VALUE_BYTES = 4

@@ -31,9 +31,9 @@ from torchx_recsys.apps.check_data.splits import (
 from torchx_recsys.apps.engines.engine import Engine, engine_of
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.vocabulary import write_vocabularies
-from trainer.config.csv import CSV_READERS
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
+from trainer.config.files import CSV_READERS
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, nearest

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torchx_recsys.apps.check_data.splits import Split, chosen_groups, open_split
-from trainer.config.csv import CsvConfig
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature
+from trainer.config.files import CsvConfig
 from trainer.core.errors import InputError
 from trainer.core.section import Tree
 from trainer.data.row_groups import RowGroupReader

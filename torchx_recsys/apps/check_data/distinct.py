@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from torchx_recsys.apps.check_data.hashes import bits_of, different
 from torchx_recsys.apps.check_data.splits import Kind, computed
-from trainer.core.splitmix import mix
+from trainer.core.arrays import mix
 
 KEPT = 2048
 ERROR = 1 / math.sqrt(KEPT - 2)

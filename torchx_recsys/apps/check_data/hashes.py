@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from torchx_recsys.apps.check_data.splits import Kind
-from trainer.core.ragged import places_in_groups
-from trainer.core.splitmix import mix
+from trainer.core.arrays import mix, places_in_groups
 
 NULL = np.uint64(0x9D39247E33776D41)  # the bits of no likely number
 WORD, LONG = 8, 256  # bytes of texts

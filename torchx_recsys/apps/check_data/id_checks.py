@@ -10,8 +10,8 @@ from torchx_recsys.apps.check_data.finding import Finding, percent
 from torchx_recsys.apps.check_data.profile import Profile
 from torchx_recsys.apps.check_data.reading import Measured
 from trainer.config.features import SparseFeature
+from trainer.core.arrays import mix
 from trainer.core.console import plural
-from trainer.core.splitmix import mix
 from trainer.rules.hash import salted
 from trainer.rules.strings import as_integers
 

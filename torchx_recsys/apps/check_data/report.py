@@ -18,7 +18,7 @@ from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
 from trainer.core.console import plural
 from trainer.core.secrets import without_secrets
-from trainer.plan.statistics import FeatureStatistics, Statistics
+from trainer.plan.measurements import FeatureStatistics, Statistics
 
 WIDTH = 60
 COLUMNS = ("column", "as", "type", "null", "values", "ids/row", "AUC alone")

@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from trainer.config.data import DataConfig
-from trainer.config.select import SelectConfig
+from trainer.config.data import DataConfig, SelectConfig
 from trainer.data.dataset import FileSet, RowGroup, inspect_files
 from trainer.data.listing import list_files
-from trainer.data.readers.registry import make_reader
-from trainer.data.selected_files import find_evaluated_files, find_training_files
+from trainer.data.readers.formats import make_reader
+from trainer.data.row_groups import find_evaluated_files, find_training_files
 from trainer.rules.plain_types import is_list, is_moment, is_string, plain_type
 
 SPLITS = ("train", "validation", "test")

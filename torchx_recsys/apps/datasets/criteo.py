@@ -22,8 +22,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.storage import named, open_storage
-from trainer.data.left_out import LeftOutPaths
-from trainer.data.listing import files_of_glob
+from trainer.data.listing import LeftOutPaths, files_of_glob
 
 SHOWN_FAULTS = 10
 SPLIT_RULES = {
@@ -128,16 +127,15 @@ def criteo(
 ) -> dict[str, Any]:
     """Converts Criteo's Kaggle or Terabyte text files to Parquet.
 
-    Memory stays at about 100 MB, and 150 MB more for each worker, however long the files are. Started again with
-    the same settings, an interrupted conversion continues where it stopped: Parquet files that are there are whole, and
-    are kept.
+    Memory stays at about 100 MB, and 150 MB more for each worker. Started again with the same settings, an
+    interrupted conversion continues where it stopped.
 
     The columns are `label` (float32), `int_0` to `int_12` (float32) and `cat_0` to `cat_25` (int64: the hexadecimal
     string read as an unsigned 32-bit integer; take it modulo the table's rows). A missing value is null.
 
     The splits never mix times: `kaggle` takes the first 6/7 of the lines to train, then 1/14 to validate and 1/14 to
     test; `terabyte` trains on all days but the evaluation day, whose first half validates and second half tests. The
-    fractions are of bytes, cut at the next line, so those of the rows are close to them but not exact.
+    fractions are of bytes, cut at the next line.
 
     Args:
         source: Text files, plain or .gz: paths, globs or fsspec URLs, in the order of time. A glob is sorted by number.

@@ -43,9 +43,8 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     The ratings come out of the wheel of the recbole package, which is downloaded and read, but never installed. The
     terms of use of MovieLens forbid to redistribute them.
 
-    One row is one rating; `label` is 1 where it is 4 or 5, and `loved` where it is 5. The rows are in the order of
-    time: the first 80 % train, the next 10 % validate, the last 10 % test. More than eight of ten rows of the test
-    split are of users who are not in the train split; a model knows only the following of them.
+    One row is one rating; `label` is 1 where it is 4 or 5, and `loved` where it is 5. In the order of time, the first
+    80 % train, the next 10 % validate, the last 10 % test. Most rows of the test split are of new users.
 
     * Ids: `user_id` (1 to 943), `item_id` (1 to 1682); `rating`, `timestamp` in seconds.
     * The user: `age`, `gender` (0 or 1), `occupation` (0 to 20), `zip`, `region` (its first two digits; 100: abroad).
@@ -53,18 +52,17 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     * The moment: `hour` (UTC), `weekday` (0 is Monday), `film_age` in years (null where unknown).
     * The past, from rows with a smaller timestamp only: `user_ratings_before` and `item_ratings_before` count ratings;
       `user_like_rate_before` is the fraction of them that the user liked, with 5 more ratings of one half added.
-      `films_liked_before` is a list of the last 50 films that the user liked, oldest first. These two come from
-      labels: of the past, as they are known when a film is to be recommended. `films_before`, `ratings_before` and
-      `times_before` are lists of the last 50 films that the user rated, of the ratings, and of their timestamps.
+      `films_liked_before` is a list of the last 50 films that the user liked, oldest first. `films_before`,
+      `ratings_before` and `times_before` are lists of the last 50 films that the user rated, of the ratings, and of
+      their timestamps.
 
-    `segments/00.parquet` to `29.parquet` are the same rows once more, in 30 equal parts in the order of time, as days
-    would come: `data.segments` trains on one after the other.
+    `segments/00.parquet` to `29.parquet` are the same rows in 30 equal parts in the order of time, for
+    `data.segments`.
 
     `leave_one_out/train.parquet`, `validation.parquet` and `test.parquet` are for finding the next film, by the
     protocol of the literature: of each user the last rating is a row of test, the one before of validation, and those
     before, but for the first, of train. A row has `user_id`, `item_id`, `timestamp`, a `label` of 1, and
-    `films_before`, `ratings_before` and `times_before`: the 50 before in the order of time, those of the same second
-    as in the source.
+    `films_before`, `ratings_before` and `times_before`.
 
     `items.parquet` is the catalogue: a row for each film, with `item_id`, `title`, `release_year`, `genres`, and
     `train_ratings`, its ratings in the train split.

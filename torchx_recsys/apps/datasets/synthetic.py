@@ -92,13 +92,12 @@ def synthetic(
 
     The columns are `row_id` (int64, unique over all splits), `label` (float32), `int_0` to `int_12` (float32, standard
     normal) and `cat_0` to `cat_25` (int64, or a list of them if hotness is above 1). The log-odds of a label are linear
-    in the dense features, plus an effect of each of the 16 most frequent ids of every sparse feature; the other ids
-    have none. So a million rows suffice to come close to the best AUC that any model can have on this data. It is
-    computed from the true log-odds, printed, and written to `OUT/summary.json` together with the best log loss.
+    in the dense features, plus an effect of each of the 16 most frequent ids of every sparse feature: a million rows
+    suffice to come close to the best AUC, which is printed and written to `OUT/summary.json` with the best log loss.
 
     The rows of a file depend on the seed, the split and the file's number alone: with more rows, each file begins with
-    the same ones (but for `row_id`). Memory does not grow with the rows to train on, and by 9 bytes per row to validate
-    and test on. Started again after an interruption, it keeps the files to train on that are there.
+    the same ones (but for `row_id`). Memory grows by 9 bytes per row to validate and test on. Started again after an
+    interruption, it keeps the files to train on.
 
     Args:
         out: Directory to write to, on any fsspec URL.

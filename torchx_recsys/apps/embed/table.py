@@ -25,9 +25,8 @@ from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, takes
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0, placed_shards
 from trainer.core.errors import InputError, nearest
-from trainer.core.local_shards import placed_shards
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.rules.managed import own_rows
@@ -46,7 +45,7 @@ def embed_table(
     """
     with stop_on_signals(context, ON_STOP) as stop_requests:
         directory, chosen = verify_together(
-            context, lambda find: _find(config, out, to, table, checkpoint, rows_per_part, find)
+            context, lambda find: _find(config.data, out, to, table, checkpoint, rows_per_part, find)
         )
         model = restore_evaluated(config, chosen, context)
         ids = ids_of_table(config.data, table, chosen)
@@ -111,10 +110,10 @@ def _are_rows(feature: SparseFeature) -> bool:
 
 
 def _find(
-    config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, find: FindDamage
+    data: DataConfig, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, find: FindDamage
 ) -> tuple[RunDirectory, Checkpoint]:
     """Finds the directory and the checkpoint. Writes nothing."""
-    if table not in (known := config.data.features_of_tables()):
+    if table not in (known := data.features_of_tables()):
         raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
     if rows_per_part < 1:
         raise InputError(f"--rows-per-part is {rows_per_part}; it must be at least 1")

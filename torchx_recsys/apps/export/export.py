@@ -43,16 +43,16 @@ from torchx_recsys.apps.export.tables import replace_tables
 from torchx_recsys.apps.export.weights import SavedWeights, load_dense, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.checkpoint.store import MANIFEST, Checkpoint, FileEntry
+from trainer.config.data import DataConfig
 from trainer.config.features import columns_of
-from trainer.config.publish import PublishConfig
 from trainer.config.root import Config, load_config
-from trainer.core.digest import digest
+from trainer.config.train import PublishConfig
 from trainer.core.errors import InputError, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import named, read_text
+from trainer.core.storage import digest, named, read_text
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import find_files
-from trainer.data.recorded_types import RecordedTypes
 from trainer.data.segments import data_of_segment
 from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.models.outputs import model_outputs
@@ -129,7 +129,7 @@ def export(
         return
     with named("--to", to):
         before = current_or_none(RunDirectory(to, "--to"))
-    _check_features(config, chosen)
+    _check_features(config.data, chosen)
     check_fingerprints(config.data.sparse, chosen.train_state.get("vocabularies", {}), chosen.url)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, name)
@@ -193,10 +193,10 @@ class Choices:
         return digest(made_of)
 
 
-def _check_features(config: Config, chosen: Checkpoint) -> None:
+def _check_features(data: DataConfig, chosen: Checkpoint) -> None:
     """Refuses features whose rules deviate from the rules of training."""
     trained = load_config(f"{chosen.url}/config.toml").data.rules()
-    for kind, ours in config.data.rules().items():
+    for kind, ours in data.rules().items():
         theirs = trained[kind]
         if [*ours] != [*theirs]:
             raise InputError(f"data.{kind} names {some_of(ours)}, but the run has {some_of(theirs)}; make them equal")
@@ -230,7 +230,7 @@ def _write(
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
     described |= {"format": choices.format, "split": split}
     state = read_managed(chosen) if data.managed_tables else {}
-    rows = partial(read_rows, files, config, managed_ids(config, state))
+    rows = partial(read_rows, files, config.data, managed_ids(config.data, state))
     listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
     unsigned = [name for name, one in data.sparse.items() if type_of_ids(types[columns_of(name, one)[0]]) == "uint64"]
     rules = partial(Rules, data, lists, unsigned)

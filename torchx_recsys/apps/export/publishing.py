@@ -17,7 +17,7 @@ from torchx_recsys.apps.export.directory import CURRENT, MANIFEST, alone_in, cur
 from torchx_recsys.apps.export.load import ColumnError, load
 from trainer.checkpoint.store import Checkpoint, FileEntry
 from trainer.config.data import DataConfig
-from trainer.config.publish import PublishConfig
+from trainer.config.train import PublishConfig
 from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets

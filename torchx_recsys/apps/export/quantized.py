@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from torchx_recsys.apps.export.features import Table
 from torchx_recsys.apps.export.reference import READ_ROWS, SplitRows, plain_answers
+from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, process_group
-from trainer.data.batch import Batch
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
 from trainer.models.base import BatchOutputs

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from torchx_recsys.apps.export.features import IdLists
+from trainer.batches.batch import Batch, to_batch, with_values
+from trainer.batches.decode import Chunk, decode, earlier_lists, seconds_of
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
-from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.data.batch import Batch, to_batch
-from trainer.data.chunk import Chunk
 from trainer.data.dataset import FileSet
-from trainer.data.decode import decode
-from trainer.data.jagged import with_values
 from trainer.data.row_groups import RowGroupReader
-from trainer.data.transforms import earlier_lists, seconds_of
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
@@ -32,9 +28,9 @@ READ_ROWS = 4096
 PARITY_ROWS = 64
 
 
-def managed_ids(config: Config, state: dict[str, Tensor]) -> ManagedIds:
+def managed_ids(data: DataConfig, state: dict[str, Tensor]) -> ManagedIds:
     """Returns the managed ids of a checkpoint; `state` has the names of the checkpoint."""
-    managed = ManagedIds(config.data, ALONE)
+    managed = ManagedIds(data, ALONE)
     for name, value in managed.tensors().items():
         value.copy_(state[name])
     return managed
@@ -53,9 +49,9 @@ class SplitRows:
     batch: Batch
 
 
-def read_rows(files: FileSet, config: Config, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
+def read_rows(files: FileSet, data: DataConfig, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
     """Yields the rows of a split in order, `at_once` at a time."""
-    data, reader = config.data, RowGroupReader(files, config.data)
+    reader = RowGroupReader(files, data)
     for group in files.row_groups:
         with reader.open(group) as column:
             for start in range(0, group.rows, at_once):

@@ -25,8 +25,8 @@ from torchx_recsys.apps.export.weights import SavedWeights, load_dense
 from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
-from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
+from trainer.core.storage import as_file_name
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs, model_outputs
 

@@ -10,10 +10,10 @@ from trainer.checkpoint.restore import ColumnShards
 from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.state_dict import is_table
 from trainer.checkpoint.store import Checkpoint
-from trainer.config.optim import AverageConfig
+from trainer.config.optimizer import AverageConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.models.builder import build_model
 
 MODEL = "model.model."  # the model without its loss

@@ -16,7 +16,7 @@ from torchx_recsys.apps.plan.prices import Prices
 from torchx_recsys.apps.plan.text import render, shortage
 from torchx_recsys.apps.plan.vary import effects_of
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.distributed import current_context
@@ -26,9 +26,7 @@ from trainer.core.storage import write_file
 from trainer.models.embeddings import table_shapes
 from trainer.optim.table_optimizers import check_table_optimizers
 from trainer.plan.communication import check_comms
-from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import plan_to_json
-from trainer.plan.report import render_plan
 from trainer.plan.sharding_plan import to_sharding_plan
 from trainer.training.sharded_model import build_unsharded_model, local_batch_sizes
 
@@ -80,10 +78,7 @@ def plan(
     """
     model = build_unsharded_model(config, torch.device("meta"))
     chosen = _checked(config, clusters, world_size)
-    if config.planner.engine == "torchrec":
-        _plan_by_torchrec(config, model, chosen[0], out)
-    else:
-        _show([plan_on(model, config, cluster) for cluster in chosen], model, config, config_words, page, png, out)
+    _show([plan_on(model, config, cluster) for cluster in chosen], model, config, config_words, page, png, out)
 
 
 def _checked(config: Config, clusters: Sequence[Cluster] | None, world_size: int | None) -> Sequence[Cluster]:
@@ -134,14 +129,6 @@ def _next_of(found: Found, config_words: list[str]) -> str:
     """Returns the command that explains the plan for the cheapest cluster."""
     cluster = str(found.best["cheapest"][0].cluster)
     return next_commands(["python", "-m", "trainer", "plan", *config_words, "--on", cluster])
-
-
-def _plan_by_torchrec(config: Config, model: nn.Module, cluster: Cluster, out: str | None) -> None:
-    """Prints TorchRec's plan, which has neither a bound nor prices of memory."""
-    found, _ = plan_for(model, config, cluster)
-    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
-    print(render_plan(found, model, cluster.ranks))
-    _write_plan(out, found, model, cluster)
 
 
 def _write_plan(out: str | None, found: ShardingPlan, model: nn.Module, cluster: Cluster) -> None:

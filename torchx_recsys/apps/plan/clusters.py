@@ -29,7 +29,7 @@ def named_by_on(on: Sequence[str], config: Config) -> list[Cluster]:
         )
     clusters = [parse_cluster(one) for one in on]
     for cluster in clusters:
-        check_batch(config, cluster)
+        check_batch(config.data.global_batch_size, cluster)
     return clusters
 
 
@@ -76,13 +76,13 @@ def cluster_of(hardware: str | None, world_size: int, device_type: str) -> Clust
     return Cluster(hardware, world_size // per_host, per_host, host.gpu is not None)
 
 
-def check_batch(config: Config, cluster: Cluster) -> None:
+def check_batch(batch: int, cluster: Cluster) -> None:
     """Refuses ranks that cannot share the batch.
 
     Raises:
         InputError: The ranks do not divide the batch.
     """
-    batch, ranks = config.data.global_batch_size, cluster.ranks
+    ranks = cluster.ranks
     if batch % ranks:
         raise InputError(
             f"{cluster} has {ranks} ranks, which do not divide data.global_batch_size, {batch}; use another number of "

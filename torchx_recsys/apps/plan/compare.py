@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from torchx_recsys.apps.plan.text import samples_per_second, shortage
 from torchx_recsys.planner.hardware import GIB
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 
 
 def compare(planned: Sequence[Planned]) -> str:

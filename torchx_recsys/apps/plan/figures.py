@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from torchx_recsys.apps.plan.text import samples_per_second
-from torchx_recsys.planner.exchange import sent_by_hosts
 from torchx_recsys.planner.hardware import GIB
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 from torchx_recsys.planner.reasons import step_milliseconds
+from torchx_recsys.planner.step_time import sent_by_hosts
 from trainer.pages.figures import Figure, Lying, Stacked
 
 NAMED = 8  # tables with their own color
@@ -91,7 +91,7 @@ def _parts(planned: Planned) -> Iterator[Figure]:
 
 
 def _between_hosts(planned: Planned) -> Figure:
-    sent = sent_by_hosts(planned) / 1e6
+    sent = sent_by_hosts(planned.placed, planned.tables, planned.topology) / 1e6
     words = "Exchange between hosts", "MB that each host sends to others in a step, there and back.", "MB"
     if len(sent) > MOST_LYING:
         return Stacked(*words, {"sent": sent}, of="host")

@@ -13,8 +13,7 @@ from torchx_recsys.apps.plan.planning import plan_on, problem_on
 from torchx_recsys.apps.plan.prices import Prices
 from torchx_recsys.apps.plan.text import named_cluster, shortage
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.plan import least_milliseconds
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned, least_milliseconds
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError

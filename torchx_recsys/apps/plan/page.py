@@ -8,7 +8,7 @@ import numpy as np
 from torchx_recsys.apps.pages.image import draw_image
 from torchx_recsys.apps.plan.figures import best_of, figures_of
 from torchx_recsys.apps.plan.text import named_cluster, shortage, summary, where_is
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds
 from trainer.pages.figures import Figure
 from trainer.pages.html import draw_figure, whole_page

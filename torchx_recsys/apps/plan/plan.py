@@ -5,7 +5,7 @@ from torchx_recsys.apps.plan.prices import read_prices
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.storage import refuse_existing
-from trainer.plan.statistics import with_statistics
+from trainer.plan.measurements import with_statistics
 
 EXCLUDED = {
     "--on": ("--world-size",),
@@ -121,6 +121,3 @@ def _check_planner(given: set[str], config: Config) -> None:
     for key in ("plan", "hardware") if "--find" in given else ():
         if value := getattr(config.planner, key):
             raise InputError(f"planner.{key} is '{value}', but --find plans for many clusters; leave one of them out")
-    for flag in ("--on", "--find", "--vary", "--page", "--png"):
-        if config.planner.engine == "torchrec" and flag in given:
-            raise InputError(f"planner.engine is 'torchrec', whose plans have no bound; {flag} takes 'search'")

@@ -4,14 +4,13 @@ from torch import nn
 
 from torchx_recsys.apps.plan.clusters import check_batch
 from torchx_recsys.planner.hardware import Cluster
-from torchx_recsys.planner.plan import Problem
-from torchx_recsys.planner.planned import NotRatedError, Planned, plan, rate_plan
-from torchx_recsys.planner.solve import TRIES
+from torchx_recsys.planner.plan import NotRatedError, Planned, Problem, plan, rate_plan
+from torchx_recsys.planner.search import TRIES
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
+from trainer.plan.make_plan import problem_of
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import even_table, table_plans
 from trainer.plan.tables import check_options
 
@@ -27,7 +26,7 @@ def problem_on(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
     Raises:
         InputError: The ranks cannot share the batch, or the tables cannot be sharded as allowed.
     """
-    check_batch(config, cluster)
+    check_batch(config.data.global_batch_size, cluster)
     config = config.model_copy(update={"planner": config.planner.model_copy(update={"hardware": cluster.name})})
     problem = problem_of(model, config, cluster)
     check_options(problem)

@@ -14,8 +14,7 @@ from torchx_recsys.apps.plan.page import draw_page
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.rank_memory import RankMemory
-from torchx_recsys.planner.step_parts import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE
-from torchx_recsys.planner.step_time import StepTime
+from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, OTHER, PARTS, UPDATE, StepTime
 from trainer.config.root import Config, load_config
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
@@ -24,10 +23,10 @@ from trainer.core.storage import named, write_file
 from trainer.models.embeddings import table_shapes
 from trainer.pages.figures import Figure, Lying
 from trainer.pages.html import draw_figures
+from trainer.plan.make_plan import problem_of
+from trainer.plan.measurements import with_statistics
 from trainer.plan.plan_file import load_plan
-from trainer.plan.problem import problem_of
 from trainer.plan.sharding_plan import memory_of_plan, time_of_plan
-from trainer.plan.statistics import with_statistics
 from trainer.training.cut import needs_cut
 from trainer.training.sharded_model import build_unsharded_model
 

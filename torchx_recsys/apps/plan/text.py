@@ -6,11 +6,11 @@ import numpy as np
 from tabulate import tabulate
 
 from torchx_recsys.planner.hardware import GIB, Cluster
-from torchx_recsys.planner.planned import Planned, Shortage
-from torchx_recsys.planner.planned_table import ranges
-from torchx_recsys.planner.problem import Topology
+from torchx_recsys.planner.plan import Planned, Shortage
 from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
 from torchx_recsys.planner.step_time import StepTime
+from torchx_recsys.planner.tables import ranges
+from torchx_recsys.planner.topology import Topology
 from trainer.core.console import plural
 
 

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.apps.plan.text import shortage
 from torchx_recsys.planner.hardware import GIB, Cluster
-from torchx_recsys.planner.planned import Planned
+from torchx_recsys.planner.plan import Planned
 from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.console import plural

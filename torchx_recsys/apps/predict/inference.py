@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from torchx_recsys.apps.predict.kept import KeptColumns
 from torchx_recsys.apps.predict.parts import PartFile, PartFiles
+from trainer.batches.batch import Batch, with_all_features
+from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
-from trainer.data.batch import Batch
 from trainer.data.dataset import FileSet
-from trainer.data.features import with_all_features
-from trainer.data.kept import KeptColumns
-from trainer.data.lanes import PartLanes, lanes_of
-from trainer.data.loader import Loader
+from trainer.data.order import PartLanes, lanes_of
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.run.preemption import Stopped
 from trainer.training.sharded_model import ShardedModel

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import PARTIAL, named
-from trainer.data.lanes import RowRange, cut_into_parts
+from trainer.data.order import RowRange, cut_into_parts
 from trainer.data.outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"

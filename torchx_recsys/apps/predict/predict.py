@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from torchx_recsys.apps.predict.inference import Predictor, predict_parts
+from torchx_recsys.apps.predict.kept import kept_schema
 from torchx_recsys.apps.predict.resume import (
     ON_STOP,
     Claim,
@@ -19,6 +20,7 @@ from torchx_recsys.apps.predict.resume import (
     claimed,
     record_of_checkpoint,
 )
+from trainer.batches.batch import features_only
 from trainer.checkpoint.choice import NEWEST
 from trainer.checkpoint.store import Checkpoint, FindDamage
 from trainer.checkpoint.verify import verify_together
@@ -27,10 +29,8 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, broadcast_when_done, process_group
 from trainer.core.errors import InputError, nearest
 from trainer.core.run_directory import RunDirectory
+from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.features import features_only
-from trainer.data.kept import kept_schema
-from trainer.data.recorded_types import RecordedTypes
 from trainer.models.outputs import ModelOutput, model_outputs
 from trainer.run.preemption import stop_on_signals
 from trainer.training.evaluate import restore_evaluated
@@ -118,9 +118,9 @@ class PredictArguments:
     keep_key: str = "--keep-columns"
     names: tuple[str, ...] = ()
 
-    def data(self, config: Config) -> DataConfig:
+    def data(self, data: DataConfig) -> DataConfig:
         """Returns the columns to read."""
-        return features_only(config.data, self.features)
+        return features_only(data, self.features)
 
     def check(self) -> None:
         """Refuses unusable numbers.
@@ -197,7 +197,7 @@ def _find_source(config: Config, arguments: PredictArguments) -> Source:
     """Finds the data. Writes nothing."""
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
-    files = find_files(arguments.source_key, arguments.source, arguments.data(config))
+    files = find_files(arguments.source_key, arguments.source, arguments.data(config.data))
     kept = kept_schema(arguments.keep_key, arguments.keep_columns, files)
     outputs = _chosen_outputs(config, arguments.outputs, kept)
     return Source(directory, files, kept, [output.name for output in outputs])
@@ -209,7 +209,7 @@ def _find_checkpoint(
     """Finds the checkpoint, and what decides the contents of the parts."""
     checkpoint = choose_checkpoint(source.directory, arguments.out, arguments.checkpoint, find)
     types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
-    types.check(arguments.data(config), source.files.files)
+    types.check(arguments.data(config.data), source.files.files)
     return checkpoint, {
         "checkpoint": record_of_checkpoint(checkpoint),
         "model": _fingerprint(config),
@@ -271,7 +271,7 @@ def _make(
     batch_size = claim.record["batch_size"]
     evaluate = config.evaluate.model_copy(update={"global_batch_size": batch_size * context.world_size})
     config = config.model_copy(update={"evaluate": evaluate})
-    data = arguments.data(config)
+    data = arguments.data(config.data)
     outputs = _chosen_outputs(config, arguments.outputs, job.kept)
     model = restore_evaluated(config, job.checkpoint, context)
     with model.averaged():

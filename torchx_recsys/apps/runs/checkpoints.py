@@ -10,9 +10,9 @@ from typing import Any
 from tabulate import tabulate
 
 from trainer.checkpoint.choice import read_evaluations
-from trainer.checkpoint.retention import best_step, ends_of_segments, reasons_to_keep, scores
+from trainer.checkpoint.retention import best_step, named_ends, reasons_to_keep, scores
 from trainer.checkpoint.store import MANIFEST, Checkpoints
-from trainer.config.checkpoint import Retention
+from trainer.config.train import Retention
 from trainer.core.console import next_commands, plural, python_command
 from trainer.core.errors import DamagedError, InputError, some_of
 from trainer.core.run_directory import RunDirectory, pass_over
@@ -86,7 +86,7 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
     predecessors = found.with_predecessors()
     steps, has_deltas = [*predecessors], any(predecessors.values())
     evaluations = read_evaluations(run)
-    reasons = reasons_to_keep(_retention(run), steps, evaluations, ends_of_segments(found, steps), predecessors)
+    reasons = reasons_to_keep(_retention(run), steps, evaluations, named_ends(found, steps), predecessors)
     metrics = _metrics(steps, evaluations)
     rows = [
         {

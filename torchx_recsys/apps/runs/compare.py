@@ -13,9 +13,10 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named, refuse_existing, write_file
+from trainer.extensions.page.run_page import Run, curves, page_of_run
 from trainer.metrics.registry import built_in
 from trainer.pages.html import draw_figure, draw_table, whole_page
-from trainer.run.page import Run, Table, curves, page_of_run, union
+from trainer.pages.segments import Table, union
 
 SEED = "train.seed"
 

@@ -3,13 +3,14 @@
 python -m trainer profile --out runs/mine --steps 5
 """
 
-from trainer.config.report import ProfileConfig
+from trainer.config.train import ProfileConfig
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.section import validate
 from trainer.core.storage import named
-from trainer.run import lock, profiler
+from trainer.extensions.profiler import profiler
+from trainer.run import lock
 
 
 def profile(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from trainer.checkpoint.retention import ends_of_segments
+from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import (
     MANIFEST,
     READ_BYTES,
@@ -83,7 +83,7 @@ def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
 def _step_at_end(run: RunDirectory, segment: str) -> int:
     """Returns the step at the end of a segment, of which there is a checkpoint."""
     checkpoints = Checkpoints(run)
-    ends = ends_of_segments(checkpoints, checkpoints.steps())
+    ends = named_ends(checkpoints, checkpoints.steps())
     if steps := [step for step, name in ends.items() if name == segment]:
         return steps[-1]
     if not run.read_records("segments.jsonl") and not ends:

@@ -5,14 +5,14 @@ from itertools import accumulate
 from tabulate import tabulate
 
 from torchx_recsys.apps.pages.chart import Curve, columns, draw, text_chart
+from trainer.config.optimizer import Schedule
 from trainer.config.root import Config, check_training
-from trainer.config.schedule import Schedule
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
-from trainer.data.lanes import Lanes, default_lanes
-from trainer.data.selected_files import find_training_files
+from trainer.data.order import Lanes, default_lanes
+from trainer.data.row_groups import find_training_files
 from trainer.optim.schedules import DECAYS, LearningRate, learning_rates, step_at
 
 PARTS = 8  # of the run; the table has the ends of the parts, and the steps at which a schedule turns

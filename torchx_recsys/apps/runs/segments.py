@@ -24,7 +24,7 @@ from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 from trainer.pages.figures import Lines
 from trainer.pages.html import draw_figure, draw_table, whole_page
-from trainer.run.page import Table, segments_table
+from trainer.pages.segments import Table, segments_table
 
 PAGE = "segments.html"
 SHOWN = 30  # segments in the terminal

@@ -11,7 +11,7 @@ from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
-from trainer.data.recorded_types import RecordedTypes
+from trainer.data.columns import RecordedTypes
 from trainer.data.segments import data_of_segment, look_at_segment
 from trainer.metrics.checks import check_metrics
 from trainer.training.evaluate import Evaluator, open_catalogue, restore_evaluated

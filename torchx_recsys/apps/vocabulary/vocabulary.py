@@ -20,18 +20,17 @@ from tqdm import tqdm
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.id_counts import IdCounts, plain_ids
 from torchx_recsys.apps.vocabulary.spark_counts import SparkCounts
-from trainer.config.csv import CSV_READERS
+from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
+from trainer.config.files import CSV_READERS
 from trainer.config.root import load_config
 from trainer.core.console import plural
-from trainer.core.digest import as_file_name
 from trainer.core.errors import InputError
 from trainer.core.progress import progress_bar
 from trainer.core.secrets import place, without_secrets
-from trainer.core.storage import below, named, open_storage, refuse_existing
+from trainer.core.storage import as_file_name, below, named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.features import features_only
 from trainer.data.files import DataFiles
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import is_list, meaning, to_ids, to_plain

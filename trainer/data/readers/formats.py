@@ -1,9 +1,13 @@
-"""The formats of files, by the ends of their names and by their first bytes."""
+"""The formats of files: their readers by name, the ends of their names, and their first bytes."""
 
 from dataclasses import dataclass
 from itertools import chain
 
 import fsspec
+
+from trainer.config.data import DataConfig
+from trainer.core.registry import find_by_name
+from trainer.data.readers.base import Reader
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 ENDS = {
@@ -48,3 +52,21 @@ def format_of_bytes(url: str) -> str | None:
     if not newline or b"\0" in first:
         return None
     return "tsv" if line.count(b"\t") > line.count(b",") else "csv" if b"," in line else None
+
+
+READERS = {
+    "parquet": "trainer.data.readers.parquet:ParquetReader",
+    "csv": "trainer.data.readers.csv:CsvReader",
+    "tsv": "trainer.data.readers.csv:CsvReader",
+    "arrow": "trainer.data.readers.arrow:ArrowReader",
+}
+
+
+def make_reader(config: DataConfig) -> Reader:
+    """Makes the reader that `data.reader` names.
+
+    Raises:
+        InputError: There is no such reader, or it cannot be imported.
+    """
+    found = find_by_name("data.reader", config.reader, READERS)
+    return found.from_config(config) if hasattr(found, "from_config") else found()

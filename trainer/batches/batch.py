@@ -1,0 +1,315 @@
+"""The local batch of a step: tensors in the host's memory, with the ids in TorchRec's form."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from trainer.batches.rows import NO_ID, Rows, empty, join_bags
+from trainer.config.data import CatalogueConfig, DataConfig
+from trainer.rules.weights import ids_in, pooling_weights, weights_of
+
+# Filled in place by NumPy, and not copied by `Tensor.pin_memory`, which starts a thread on every core for it: of a step
+# of 6.3 ms with 16 cores, 4.5 went by in these copies (an H200, DLRM with 26 tables, batches of 8,192).
+_has_gpu = cache(torch.cuda.is_available)
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> Tensor:
+    """Returns a tensor to be filled, by `numpy()`. Its memory is reused once no tensor and no copy needs it."""
+    if not _has_gpu():
+        return torch.from_numpy(empty(shape, dtype))
+    # Torch waits for the copies that read it, as the pool of `empty` would not.
+    return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """Returns the parts along the first dimension, in the same memory."""
+    if tensor.is_pinned():
+        return [*tensor.unbind()]
+    # As tensors of their own: to a view, torch.compile ties the sizes of what it is a view of.
+    return [torch.from_numpy(part) for part in tensor.numpy()]
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """Returns an array as a tensor; without a GPU it is not copied."""
+    if not _has_gpu():
+        return torch.from_numpy(array)
+    tensor = empty_tensor(array.shape, array.dtype)
+    np.copyto(tensor.numpy(), array)
+    return tensor
+
+
+class SingleIds(KeyedJaggedTensor):
+    """Ids of features that have at most one for each sample, without weights.
+
+    All ranks of a step have such ids, or none, since they are exchanged in another way: `trainer.plan.sharding`.
+    """
+
+    def to(self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> "SingleIds":
+        """Returns the ids on another device; of weights, which these ids lack, `dtype` would be the type."""
+        return SingleIds(
+            keys=self.keys(),
+            values=self.values().to(device, non_blocking=non_blocking),
+            lengths=self.lengths().to(device, non_blocking=non_blocking),
+            stride=self.stride(),
+            length_per_key=self.length_per_key(),
+        )
+
+    def block(self) -> Tensor:
+        """Returns the ids of each feature, `[F, B]`, NO_ID without one."""
+        values, shape = self.values(), (len(self.keys()), self.stride())
+        if values.numel() == self.lengths().numel():
+            return values.view(shape)
+        present = self.lengths().view(shape).bool()
+        return values.new_full(shape, NO_ID).masked_scatter_(present, values)
+
+
+def of_block(ids: Tensor, keys: Sequence[str]) -> SingleIds:
+    """Returns single ids from a block on any device, `[F, B]`, with NO_ID where there is none."""
+    present, samples = ids > NO_ID, ids.shape[1]
+    if present.all():
+        values, of_features = ids.reshape(-1), len(keys) * [samples]
+    else:
+        values, of_features = ids[present], present.sum(1).tolist()
+    lengths = present.view(-1).int()
+    return SingleIds([*keys], values, lengths=lengths, stride=samples, length_per_key=of_features)
+
+
+def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """Returns `sparse` with other ids and the same lengths and weights."""
+    return KeyedJaggedTensor(
+        keys=sparse.keys(),
+        values=values,
+        weights=sparse.weights_or_none(),
+        lengths=sparse.lengths(),
+        stride=sparse.stride(),
+        length_per_key=sparse.length_per_key(),
+    )
+
+
+def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
+    """Splits a batch into equal microbatches of consecutive samples."""
+    features, samples = len(sparse.keys()), sparse.stride() // parts
+    lengths = sparse.lengths().view(features, parts, samples)
+    sizes = lengths.sum(2).flatten().tolist()  # feature by feature, and part by part in each
+    weights = sparse.weights_or_none()
+    return [
+        KeyedJaggedTensor(
+            keys=sparse.keys(),
+            values=_part(sparse.values(), sizes, part, parts),
+            weights=None if weights is None else _part(weights, sizes, part, parts),
+            lengths=lengths[:, part].flatten(),
+            stride=samples,
+            length_per_key=sizes[part::parts],
+        )
+        for part in range(parts)
+    ]
+
+
+def _part(values: Tensor, sizes: list[int], part: int, parts: int) -> Tensor:
+    return torch.cat(values.split(sizes)[part::parts])
+
+
+@dataclass
+class Batch(Pipelineable):
+    """The local batch of one step: `B` samples, `D` dense features, `F` sparse features, `L` labels, `G` groups.
+
+    Attributes:
+        dense: Dense features, `[B, D]` float32.
+        sparse: Ids; the keys are the sparse features in the order of the configuration. If the ids of one feature have
+            weights, all ids have weights, and the pooling is a weighted sum.
+        labels: Labels, `[B, L]` float32.
+        weights: Weight of each sample, `[B]` float32; 0 for padding.
+        scale: A scalar. The sum of these samples' weighted losses times `scale`, averaged over the ranks, is the mean
+            over the real samples of the global batch.
+        groups: The groups of each sample, `[B, G]` int64.
+        log_q: Logarithm of the probability that a draw from the catalogue gives the sample's item, `[B]` float32; minus
+            infinity if no draw can give the item, 0 without a catalogue.
+
+    Negatives from the catalogue follow the samples of each lane (`LaneRows`). A negative has an item and no query, and
+    weighs 0, so that no task and no metric counts it.
+    """
+
+    dense: Tensor
+    sparse: KeyedJaggedTensor
+    labels: Tensor
+    weights: Tensor
+    scale: Tensor
+    groups: Tensor
+    log_q: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """Returns the batch on a device."""
+        if device == self.dense.device:
+            return self
+        return Batch(
+            *(getattr(self, field.name).to(device=device, non_blocking=non_blocking) for field in fields(self))
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the allocator that another stream uses this batch."""
+        for field in fields(self):
+            getattr(self, field.name).record_stream(stream)
+
+    def split(self, number: int) -> list["Batch"]:
+        """Splits the batch into equal microbatches of consecutive samples; their losses add up to the batch's loss."""
+        if number == 1:
+            return [self]
+        columns = [_split(getattr(self, field.name), number) for field in fields(self)]
+        return [Batch(*values) for values in zip(*columns, strict=True)]
+
+
+def _split(value: Any, number: int) -> Sequence[Any]:
+    if isinstance(value, KeyedJaggedTensor):
+        return split_jagged(value, number)
+    return value.chunk(number) if value.dim() else [value] * number
+
+
+def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
+    """Returns rows as tensors."""
+    return to_batches([rows], config, [scale])[0]
+
+
+def to_batches(
+    lanes: Sequence[Rows], config: DataConfig, scales: Sequence[float], log_q: np.ndarray | None = None
+) -> list[Batch]:
+    """Returns the rows of some steps as a batch for each step, in which the lanes follow one another.
+
+    Args:
+        lanes: The rows of each lane, step after step, `R` of all lanes. Several steps have no bags.
+        config: The columns.
+        scales: The scale of each step.
+        log_q: The logarithms `[R]` of one step, None without a catalogue.
+    """
+    steps, split = len(scales), len(config.dense)
+    dense = _by_row([rows.numbers[:split] for rows in lanes], steps)
+    labels = _by_row([rows.numbers[split:-1] for rows in lanes], steps)
+    weights = _by_row([rows.numbers[-1:] for rows in lanes], steps)
+    groups = _by_row([rows.groups for rows in lanes], steps)
+    ids, bags = _by_step([rows.ids for rows in lanes], steps), join_bags([rows.bags for rows in lanes])
+    of_steps = to_tensor(np.array(scales, np.float32))
+    return [
+        Batch(
+            dense=dense[step],
+            sparse=_to_jagged(ids[step], bags, config),
+            labels=labels[step],
+            weights=weights[step].view(-1),
+            scale=of_steps[step],
+            groups=groups[step],
+            log_q=_constant(0.0, len(weights[step]), np.float32) if log_q is None else to_tensor(log_q),
+        )
+        for step in range(steps)
+    ]
+
+
+def _by_row(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[lanes * R, C]` of each step."""
+    columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
+    joined = empty_tensor((steps, len(blocks), rows, columns), blocks[0].dtype)
+    for lane, block in enumerate(blocks):
+        # Joined and transposed at once, into no view: each user of a view would transpose again.
+        joined.numpy()[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
+    return parts(joined.view(steps, len(blocks) * rows, columns))
+
+
+def _by_step(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
+    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[C, lanes * R]` of each step."""
+    columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
+    joined = empty_tensor((steps, columns, len(blocks), rows), blocks[0].dtype)
+    for lane, block in enumerate(blocks):
+        joined.numpy()[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
+    return parts(joined.view(steps, columns, len(blocks) * rows))
+
+
+def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
+    """Returns ids feature by feature. Ids and lengths are int32, which halves the bytes that ranks exchange."""
+    # The first two cases need no loop over features: most data has only single ids, and a block of single ids without
+    # nulls already has TorchRec's layout.
+    rows = ids.numpy()
+    if not bags and (rows.size == 0 or rows.min() > NO_ID):
+        values, lengths, of_features = ids.view(-1), _constant(1, rows.size, np.int32), len(rows) * [rows.shape[1]]
+    elif not bags:
+        present = rows > NO_ID
+        values, lengths = to_tensor(rows[present]), to_tensor(present.reshape(-1).astype(np.int32))
+        of_features = present.sum(axis=1).tolist()
+    else:
+        single = zip((name for name in config.sparse if name not in bags), rows, strict=True)
+        found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}
+        found |= {name: (ids_in(bag), bag.value_lengths()) for name, bag in bags.items()}
+        values = to_tensor(np.concatenate([found[name][0] for name in config.sparse]))
+        lengths = to_tensor(np.concatenate([found[name][1] for name in config.sparse]).astype(np.int32))
+        of_features = [len(found[name][0]) for name in config.sparse]
+    has_weights = config.has_id_weights
+    weights = pooling_weights(config.sparse, lengths.numpy(), weights_of(bags)) if has_weights else None
+    kind = KeyedJaggedTensor if bags or has_weights else SingleIds
+    return kind(
+        keys=list(config.sparse),
+        values=values,
+        weights=None if weights is None else to_tensor(weights),
+        lengths=lengths,
+        stride=rows.shape[1],
+        # Counted here, once: TorchRec would count on the device, and wait for a GPU at every step.
+        length_per_key=of_features,
+    )
+
+
+@lru_cache(maxsize=4)
+def _constant(value: float, size: int, dtype: type[np.number]) -> Tensor:
+    """Returns what is alike in all batches of a size, such as lengths of single ids, which share it unchanged."""
+    return to_tensor(np.full(size, value, dtype))
+
+
+def features_only(config: DataConfig, names: Collection[str] | None = None) -> DataConfig:
+    """Returns the columns of a data set without labels, weights and groups.
+
+    Args:
+        config: The model's training data.
+        names: The features. Unset: all.
+    """
+    kept = {
+        kind: {name: feature for name, feature in getattr(config, kind).items() if names is None or name in names}
+        for kind in ("dense", "sparse")
+    }
+    nothing = {"labels": [], "numeric_labels": [], "groups": [], "weight": None, "catalogue": CatalogueConfig()}
+    return config.model_copy(update=kept | nothing)
+
+
+def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Batch:
+    """Adds the missing features to a batch, as in a batch of items. The added features are empty.
+
+    Args:
+        batch: The batch.
+        here: Its features, in the order of the configuration.
+        config: All features.
+    """
+    if (here.dense.keys(), here.sparse.keys()) == (config.dense.keys(), config.sparse.keys()):
+        return batch
+    samples = len(batch.dense)
+    dense = batch.dense.new_zeros(samples, len(config.dense))
+    dense[:, _places(here.dense, config.dense)] = batch.dense
+    lengths = batch.sparse.lengths().new_zeros(len(config.sparse), samples)
+    lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
+    weights = batch.sparse.weights_or_none()
+    if weights is None and config.has_id_weights:
+        weights = torch.from_numpy(pooling_weights(here.sparse, batch.sparse.lengths().numpy(), {}))
+    # The values of an empty feature take no place, and other features keep their order.
+    sparse = KeyedJaggedTensor(
+        keys=[*config.sparse],
+        values=batch.sparse.values(),
+        weights=weights,
+        lengths=lengths.flatten(),
+        stride=samples,
+    )
+    return replace(batch, dense=dense, sparse=sparse)
+
+
+def _places(names: Collection[str], everything: Collection[str]) -> torch.Tensor:
+    places = {name: place for place, name in enumerate(everything)}
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)

@@ -1,0 +1,208 @@
+"""The catalogue in memory: every item with its features, to draw negatives from and to evaluate over."""
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.batches.batch import Batch, features_only, to_batch
+from trainer.batches.decode import Chunk, decode
+from trainer.batches.rows import NO_ITEM, Rows
+from trainer.config.data import DataConfig
+from trainer.core.errors import InputError
+from trainer.data.columns import UNKNOWN, RecordedTypes
+from trainer.data.dataset import FileSet, find_files
+from trainer.data.files import DataFile
+from trainer.data.order import philox
+from trainer.data.row_groups import RowGroupReader
+from trainer.rules.weights import ids_in, weights_of
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All items, `I` of them, by rising id.
+
+    Attributes:
+        ids: Ids of the items, `[I]` int64, as in the groups of samples.
+        weights: Weights as negatives, `[I]` float64.
+        rows: `I + 1` rows as in a data set, of weight 0 and without features of the query. The last row is not an item
+            and has no features.
+        fingerprint: Changes with any item, its weight and its features.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    rows: Rows
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Where each item's share of the weights ends, `[I]` float64."""
+        return np.cumsum(self.weights)
+
+    @cached_property
+    def _log_q(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(np.append(self.weights, 0.0) / self.ends[-1]).astype(np.float32)
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the row of each id, in the shape of `ids`; `I` for an id that is not in the catalogue."""
+        found = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
+        return np.where(self.ids[found] == ids, found, len(self))
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """Returns the rows of items drawn by weight; `uniform` are numbers in [0, 1), `[N]`."""
+        return np.searchsorted(self.ends, uniform * self.ends[-1], side="right")
+
+    def log_q(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the log probability of each id in a draw, float32; minus infinity for an id that cannot be drawn."""
+        return self._log_q[self.find(ids)]
+
+    def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
+        """Yields the items of a rank's share in batches of `size` rows, with equally many batches on every rank.
+
+        The share of a rank follows the share of the rank before. Rows without an item fill the last shares.
+        """
+        share = -(-len(self) // world_size)
+        for start in range(0, share, size):
+            place = np.arange(start, start + size)
+            rows = np.where(place < share, np.minimum(rank * share + place, len(self)), len(self))
+            yield to_batch(self.rows.take(rows), data, 0.0)
+
+
+def read_catalogue(
+    data: DataConfig, item_features: Collection[str], samples: DataFile | None = None, types: RecordedTypes = UNKNOWN
+) -> Catalogue:
+    """Reads the catalogue.
+
+    Args:
+        data: The data.
+        item_features: Names of the features of items.
+        samples: A file of the samples that the items are joined with. Unset: the items stay alone.
+        types: The types of the columns of the samples.
+
+    Raises:
+        InputError: A file cannot be read, a value is not allowed, an id occurs twice, no item has a weight, or a column
+            has another type in the samples.
+    """
+    columns = _columns(data, item_features)
+    files = find_files("data.catalogue.items", data.catalogue.items, columns)
+    here = files.files[0].lists
+    if samples:
+        _check_lists(files, columns, here, samples.lists)
+    types.check(columns.model_copy(update={"weight": None}), files.files)
+    types.check_items(data, files.files)
+    reader = RowGroupReader(files, columns)
+    chunks = (Chunk(reader.read(group), range(group.rows), partial(reader.where, group)) for group in files.row_groups)
+    items = Rows.join([decode(chunk, columns, here) for chunk in chunks])
+    items = items.take(items.groups[0].argsort(kind="stable"))
+    ids, weights = items.groups[0], items.numbers[-1].astype(np.float64)
+    _check_items(files, ids, weights)
+    bags = [name for name in data.sparse if name in samples.lists] if samples else here
+    return Catalogue(ids, weights, _as_samples(items, columns, data, bags), _fingerprint(items))
+
+
+def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
+    """Returns the catalogue's columns as a data set without labels."""
+    columns = {"groups": [data.catalogue.id], "weight": data.catalogue.weight}
+    return features_only(data, item_features).model_copy(update=columns)
+
+
+def _check_lists(files: FileSet, columns: DataConfig, here: Collection[str], there: Collection[str]) -> None:
+    for name in columns.sparse:
+        if (name in here) != (name in there):
+            is_here, is_there = ("a list", "single ids") if name in here else ("single ids", "a list")
+            raise InputError(
+                f"{files.files[0].name}: column '{name}' is {is_here}, but {is_there} in data.train; make them alike"
+            )
+
+
+def _fingerprint(items: Rows) -> str:
+    digest = hashlib.sha256()
+    for block in (items.groups, items.numbers, items.ids):
+        digest.update(block.tobytes())
+    for bag in items.bags.values():
+        for values in (pc.list_value_length(bag), ids_in(bag)):  # pyrefly: ignore[missing-attribute]
+            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+    for weights in weights_of(items.bags).values():
+        digest.update(weights.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:
+    name = files.files[0].name
+    if len(twice := ids[1:][ids[1:] == ids[:-1]]):
+        raise InputError(f"{name}: item {twice[0]} is there twice; data.catalogue.items has a row for each item")
+    if not weights.any():
+        raise InputError(f"{name}: every weight is 0, so that no item can be drawn; give some item a weight above 0")
+
+
+def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Collection[str]) -> Rows:
+    """Returns the items as rows of samples, and an empty row at the end."""
+    rows = Rows.padding(len(items) + 1, data, lists)
+    single = [name for name in data.sparse if name not in lists]
+    blocks = [
+        (rows.numbers, [*data.dense], items.numbers, [*columns.dense]),
+        (rows.ids, single, items.ids, [name for name in columns.sparse if name not in items.bags]),
+        (rows.groups, data.groups, items.groups, columns.groups),
+    ]
+    for block, names, values, present in blocks:
+        for name, column in zip(present, values, strict=False):  # the last of the numbers is the weight
+            block[names.index(name), :-1] = column
+    rows.groups[data.groups.index(columns.groups[0]), -1] = NO_ITEM
+    bags = {name: pa.concat_arrays([bag, rows.bags[name].slice(len(items))]) for name, bag in items.bags.items()}
+    return replace(rows, bags=rows.bags | bags)
+
+
+STREAM = 1  # of the random numbers; stream 0 orders the samples
+
+
+class Negatives:
+    """Appends negatives to the samples of a lane: items drawn by weight, and hard negatives that the samples list.
+
+    Args:
+        catalogue: The items; their rows have the same lists as the samples.
+        config: The data.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, catalogue: Catalogue, config: DataConfig, seed: int) -> None:
+        self._catalogue, self._config, self._seed = catalogue, config.catalogue, seed
+        self._item = config.groups.index(str(config.catalogue.id))
+
+    def follow(self, steps: Iterator[Rows], epoch: int, lane: int, first: int) -> Iterator[Rows]:
+        """Yields the samples of a lane's steps, from `first` on, each followed by its negatives."""
+        return (self.append(samples, epoch, lane, step) for step, samples in enumerate(steps, first))
+
+    def append(self, samples: Rows, epoch: int, lane: int, step: int) -> Rows:
+        """Returns the samples of a lane in a step, then their negatives, in the order of `LaneRows`.
+
+        Raises:
+            InputError: A hard negative is not in the catalogue.
+        """
+        raw = philox(self._seed, epoch, lane, step, STREAM).random_raw(self._config.negatives)
+        drawn = self._catalogue.draw((raw >> np.uint64(11)) * 2.0**-53)  # 53 bits, as in float64
+        rows = np.concatenate([drawn, self._hard(samples)])
+        return Rows.join([samples, self._catalogue.rows.take(rows)]) if len(rows) else samples
+
+    def log_q(self, lanes: Sequence[Rows]) -> np.ndarray:
+        """Returns the logarithm of the probability of each row's item in a draw, `[R]` float32, lane by lane."""
+        return self._catalogue.log_q(np.concatenate([rows.groups[self._item] for rows in lanes]))
+
+    def _hard(self, samples: Rows) -> np.ndarray:
+        """Returns the catalogue's rows of the hard negatives, sample by sample."""
+        ids = samples.hard_negatives.T.reshape(-1)
+        found = self._catalogue.find(ids)
+        if (lost := (found == len(self._catalogue)) & (ids != NO_ITEM)).any():
+            raise InputError(
+                f"column '{self._config.hard_negatives}' has item {ids[lost.argmax()]}, which is not in "
+                "data.catalogue.items; add it there or leave it out"
+            )
+        return found

@@ -1,0 +1,415 @@
+"""Turns consecutive rows of a row group into training rows: reads, transforms, checks and decodes their columns."""
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.batches.rows import NO_ID, NO_ITEM, Rows, empty_block, id_dtype, take
+from trainer.config.data import CatalogueConfig, DataConfig
+from trainer.config.features import DenseFeature, SparseFeature
+from trainer.core.console import plural
+from trainer.core.errors import InputError
+from trainer.data.readers.base import Column
+from trainer.data.selection import row_in_file, weight_factors
+from trainer.rules.base import RefusedId
+from trainer.rules.buckets import NO_BUCKET, bucketized
+from trainer.rules.cross import crossed
+from trainer.rules.earlier import are_earlier
+from trainer.rules.max_ids import kept
+from trainer.rules.nulls import is_missing, zero_filled
+from trainer.rules.numbers import filled, null_flags, number_of_time, transformed
+from trainer.rules.offset import shifted
+from trainer.rules.plain_types import as_lists, plain_array, to_float32, to_ids, to_numbers
+from trainer.rules.registry import id_rule
+from trainer.rules.strings import as_integers
+from trainer.rules.times import NO_TIME, TIMES, are_times, part_of_time, to_seconds
+from trainer.rules.weights import GREATEST, aligned, allowed_weights, is_weight, list_lengths, to_weights, with_weights
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a row group.
+
+    Attributes:
+        column: Returns a column of the row group.
+        rows: The rows of the row group.
+        where: Returns the name of a row in messages, given its number, or of the row group, given None. Unset: no file.
+    """
+
+    column: Column
+    rows: range
+    where: Callable[[int | None], str] | None = None
+
+    def array(self, name: str) -> pa.Array:
+        """Returns a column of these rows, without its layout (`to_plain`)."""
+        return plain_array(self.column(name).slice(self.rows.start, len(self.rows)))
+
+    def numbers(self, name: str) -> pa.Array:
+        """Returns a column of these rows as numbers."""
+        return to_numbers(self.array(name))
+
+    def ids(self, name: str) -> pa.Array:
+        """Returns a column of these rows as integers, strings or lists of either."""
+        try:
+            return to_ids(self.array(name))
+        except pa.ArrowInvalid as error:
+            self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
+
+    def refuse(self, message: str, row: int | None = None) -> NoReturn:
+        """Raises InputError for a value; counts its row, if known, from the beginning of the chunk."""
+        number = None if row is None else row_in_file(self.column, self.rows.start + row)
+        if self.where:
+            raise InputError(f"{self.where(number)}, {message}")
+        raise InputError(message if number is None else f"row {number}, {message}")
+
+    def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
+        """Returns the values of a column, `[R]`, or raises an error that names the first bad value."""
+        if not good.all():
+            row = int(good.argmin())
+            self.refuse(f"column '{column}': {values[row]} {why}", row)
+        return values
+
+
+def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns a dense feature, `[R]` float32.
+
+    Raises:
+        InputError: A value is not finite, or not a time.
+    """
+    column = feature.column or name
+    raw = _raw_numbers(column, feature, chunk)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = transformed(raw, feature)
+        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than the mask, which names the value
+    if not good:
+        why = f"has no finite value under the transform '{feature.transform}'"
+        chunk.check(column, raw, np.isfinite(values), why)
+    return values
+
+
+def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns numbers before the transform, or the transform of nulls and times, `[R]` float32."""
+    if feature.transform == "is_missing":
+        return null_flags(chunk.array(column))
+    if feature.transform in TIMES:
+        return number_of_time(*_seconds(column, chunk), feature)
+    return filled(chunk.numbers(column), feature)
+
+
+def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the id of each row before the rule of `feature.ids`, `[R]` integers or strings, null without an id.
+
+    Raises:
+        InputError: A value is not a number, or not a time.
+    """
+    if feature.columns:
+        return crossed([chunk.ids(column) for column in feature.columns])
+    column = feature.column or name
+    if feature.buckets:
+        array = chunk.numbers(column)
+        values = zero_filled(pc.cast(array, pa.float32(), safe=False))
+        chunk.check(column, values, ~np.isnan(values), NO_BUCKET)
+        return pa.array(bucketized(values, feature.buckets), mask=is_missing(array))
+    if feature.transform != "none":
+        seconds, missing = _seconds(column, chunk)
+        return pa.array(part_of_time(seconds, feature.transform), mask=missing)
+    return shifted(chunk.ids(column), feature.offset)
+
+
+def seconds_of(column: str, chunk: Chunk) -> pa.Array:
+    """Returns a column of times in whole seconds since 1970 in UTC, null for missing times.
+
+    Raises:
+        InputError: An integer is not a time.
+    """
+    seconds, missing = _seconds(column, chunk)
+    return pa.array(seconds, mask=missing)
+
+
+def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+    array = chunk.array(column)
+    seconds, missing = to_seconds(array)
+    if pa.types.is_integer(array.type):
+        chunk.check(column, seconds, are_times(seconds, missing), NO_TIME)
+    return seconds, missing
+
+
+def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.Array) -> pa.Array:
+    """Returns lists without the elements that are not before the time of their row, or have no time.
+
+    Args:
+        column: The column of the ids in the lists.
+        feature: Its rules, with `times` and `before`.
+        chunk: The rows.
+        lists: The lists, `[R]`.
+
+    Raises:
+        InputError: An id has no place in the list of times, a row has no time, or an integer is not a time.
+    """
+    lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
+    _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
+    now, unknown = _seconds(str(feature.before), chunk)
+    if unknown.any():
+        chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
+    of_ids, offsets = times.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    seconds, missing = to_seconds(of_ids)
+    if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
+        place = int(good.argmin())
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        chunk.refuse(f"column '{feature.times}': {seconds[place]} {NO_TIME}", row)
+    stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
+    if stay.all():
+        return lists
+    lasting = np.concatenate([[0], np.cumsum(stay)])[offsets]
+    return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
+
+
+def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
+    """Returns the ids of each row with their weights, `[R]` lists; a single id as a list of one.
+
+    Raises:
+        InputError: An id has no weight, or a forbidden weight.
+    """
+    ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
+    lengths = list_lengths(ids)
+    _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
+    offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
+    weights = to_weights(weights.flatten())
+    _check(ids, weights, offsets, feature, chunk)
+    return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+
+
+def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndarray, noun: str, chunk: Chunk) -> None:
+    if not (good := lengths == found).all():
+        row = int(good.argmin())
+        chunk.refuse(
+            f"column '{beside}': {plural(found[row], noun)} for {plural(lengths[row], 'id')} of '{column}'; each id "
+            "needs one",
+            row,
+        )
+
+
+def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
+    values = weights.to_numpy(zero_copy_only=False)  # null as NaN
+    good = is_weight(values, feature.pooling, GREATEST)
+    if ids.null_count:  # a null id is left out with its weight
+        good |= ids.is_null().to_numpy(zero_copy_only=False)
+    if not good.all():
+        place = int(good.argmin())
+        value = "null" if weights[place].as_py() is None else values[place]
+        chunk.refuse(
+            f"column '{feature.weights}': {value} is not a weight; weights of ids are "
+            f"{allowed_weights(feature.pooling)}",
+            int(np.searchsorted(offsets, place, side="right")) - 1,
+        )
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Decoder = Callable[[Chunk], np.ndarray]
+"""Makes a column of a chunk: a value for each row, or one for all rows."""
+
+
+def decode(
+    chunk: Chunk,
+    config: DataConfig,
+    lists: Collection[str],
+    order: np.ndarray | None = None,
+    pool: ThreadPoolExecutor | None = None,
+) -> Rows:
+    """Decodes a chunk column by column, so that a column stays in the cache from file to rows.
+
+    Args:
+        chunk: The rows, `R` of them.
+        config: The columns and their rules.
+        lists: The sparse features that are lists of ids.
+        order: The position of each row in the chunk, `[R]`. Unset: the order of the chunk.
+        pool: The threads that decode columns. Unset: this thread.
+
+    Raises:
+        InputError: A value is not allowed. The message names row group, row, column and value.
+    """
+    single = [name for name in config.sparse if name not in lists]
+    dtype = id_dtype(config)
+
+    def bag(name: str) -> pa.LargeListArray:
+        found = _bags(name, config.sparse[name], dtype, chunk)
+        return found if order is None else found.take(order)
+
+    bags = dict(zip(lists, _each(bag, lists, pool), strict=True))
+    hard = _hard_negatives(config.catalogue, chunk)
+    return Rows(
+        _stack(chunk, _numbers(config), np.float32, order, pool),
+        _stack(chunk, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order, pool),
+        bags,
+        _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order, pool),
+        hard if order is None else hard[:, order],
+    )
+
+
+def _each(function: Callable[[Item], Result], items: Iterable[Item], pool: ThreadPoolExecutor | None) -> list[Result]:
+    """Returns the result for each item; raises the error of the first in order."""
+    if pool is None:
+        return [function(item) for item in items]
+    calls = [pool.submit(function, item) for item in items]
+    wait(calls)  # also after an error, which closes the file that other threads may read
+    return [call.result() for call in calls]
+
+
+def _numbers(config: DataConfig) -> list[Decoder]:
+    """Returns the decoders of dense features, labels and the weight, to `[R]` float32 each."""
+    dense = [partial(dense_values, name, feature) for name, feature in config.dense.items()]
+    labels = [partial(_number if name in config.numeric_labels else _label, name) for name in config.labels]
+    return [*dense, *labels, partial(_weight, config.weight)]
+
+
+def _stack(
+    chunk: Chunk,
+    decoders: list[Decoder],
+    dtype: np.typing.DTypeLike,
+    order: np.ndarray | None,
+    pool: ThreadPoolExecutor | None,
+) -> np.ndarray:
+    """Returns columns as a block, `[C, R]`, with rows in order."""
+    block = empty_block(len(decoders), len(chunk.rows), dtype)
+    words = 2 * order if order is not None and block.dtype == np.int32 else None
+
+    def fill(place: int) -> None:
+        target, values = block[place], decoders[place](chunk)
+        if order is None or values.ndim == 0:
+            np.copyto(target, values, casting="unsafe")
+        # Shuffled while in the cache; permuting the whole block later would move everything twice.
+        elif words is not None and values.dtype == np.int64:
+            take(values.view(np.int32), words, target)  # the low words of table rows, without a pass to narrow them
+        else:
+            take(values.astype(dtype, copy=False), order, target)
+
+    _each(fill, range(len(decoders)), pool)
+    return block
+
+
+def _label(name: str, chunk: Chunk) -> np.ndarray:
+    values = _numbers_without_null(name, chunk, "a label")
+    why = "is not a label; labels are in [0, 1] unless data.numeric_labels names them"
+    return chunk.check(name, values, (values >= 0) & (values <= 1), why)
+
+
+def _number(name: str, chunk: Chunk) -> np.ndarray:
+    values = _numbers_without_null(name, chunk, "a label")
+    return chunk.check(name, values, np.isfinite(values), "is not a label; labels are finite")
+
+
+def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
+    factors = weight_factors(chunk.column, chunk.rows)
+    if name is None:
+        return factors
+    values = _numbers_without_null(name, chunk, "a weight")
+    good = np.isfinite(values) & (values >= 0)
+    return factors * chunk.check(name, values, good, "is not a weight; weights are finite and at least 0")
+
+
+def _numbers_without_null(name: str, chunk: Chunk, what: str) -> np.ndarray:
+    array = _without_null(name, chunk, chunk.numbers(name), what)
+    return to_float32(array).to_numpy(zero_copy_only=False)
+
+
+def _without_null(name: str, chunk: Chunk, array: pa.Array, what: str) -> pa.Array:
+    if array.null_count:
+        row = array.is_null().index(True).as_py()
+        chunk.refuse(f"column '{name}': null is not allowed for {what}; fill it or leave the row out", row)
+    return array
+
+
+def _group(name: str, chunk: Chunk) -> np.ndarray:
+    """Returns the group of each row, `[R]` int64; strings by hash."""
+    array = _without_null(name, chunk, chunk.ids(name), "a group")
+    return as_integers(array).astype(np.int64)
+
+
+def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
+    """Returns the first items of each row's list, `[H, R]` int64, NO_ITEM where it is shorter; a null list is empty."""
+    if catalogue.hard_negatives is None:
+        return np.empty((0, len(chunk.rows)), np.int64)
+    lists = as_lists(chunk.ids(catalogue.hard_negatives))
+    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
+    offsets, values = _offsets(lengths.fill_null(0)), lists.flatten()
+    if values.null_count:
+        chunk.refuse(f"column '{catalogue.hard_negatives}': null is not allowed in a list of items; leave it out")
+    items = as_integers(values).astype(np.int64)
+    places = offsets[:-1] + np.arange(catalogue.hard)[:, None]
+    return np.append(items, NO_ITEM)[np.where(places < offsets[1:], places, len(items))]
+
+
+def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns the id of each row, `[R]`, NO_ID for a null."""
+    array = single_ids(name, feature, chunk)
+    if array.null_count and ":" in feature.ids:  # the user's own rule gets only ids
+        rows = np.full(len(array), NO_ID, np.int32)
+        rows[~is_missing(array)] = _into_table(name, feature, array.drop_null(), chunk)
+        return rows
+    ids = _into_table(name, feature, array, chunk)
+    if not array.null_count:
+        return ids
+    wide = ids.astype(np.int64 if feature.ids == "managed" else np.int32, copy=False)
+    return wide | -is_missing(array).view(np.int8)  # all bits of NO_ID are set; np.where takes three times as long
+
+
+def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
+    """Returns at most `max_ids` ids of each row, of those before its time if it has one.
+
+    A null list is empty; a null in a list is left out. Ids with weights are structs (`weighted_type`).
+    """
+    column = feature.column or name
+    array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
+    if feature.times:
+        array = earlier_lists(column, feature, chunk, array)
+    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
+    offsets = _offsets(lengths.fill_null(0))
+    array = array.flatten()
+    if array.null_count:
+        offsets = _offsets(array.is_valid())[offsets]
+        array = array.drop_null()
+    offsets, array = kept(offsets, array, feature)
+    raw = array.field("id") if feature.weights else array
+    ids = _into_table(name, feature, shifted(raw, feature.offset), chunk, offsets).astype(dtype, copy=False)
+    rows = with_weights(pa.array(ids), array.field("weight")) if feature.weights else ids
+    return pa.LargeListArray.from_arrays(offsets, rows)
+
+
+def _offsets(lengths: pa.Array) -> np.ndarray:
+    """Returns where each list begins, and where the last one ends, `[R + 1]`."""
+    return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+
+
+def _into_table(
+    name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk, offsets: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns ids in [0, rows), of any integer type, by the feature's rule; managed ids as 63 bits.
+
+    Args:
+        name: The feature.
+        feature: Its rules.
+        array: The ids. A null becomes any row.
+        chunk: The rows of the ids.
+        offsets: Where the ids of each row begin, and where the last end, `[R + 1]`. Unset: each row has one id.
+    """
+    # Checked here because tables do not check: for an id out of range, TorchRec trains on row 0 with one line on
+    # stderr, or raises an IndexError that names no column.
+    ids = as_integers(array)
+    try:
+        return id_rule(name, feature).rows_of(ids)
+    except RefusedId as refused:
+        place = refused.place
+        row = place if offsets is None else int(np.searchsorted(offsets, place, side="right")) - 1
+        column = feature.column or name
+        chunk.refuse(f"column '{column}': id {ids[place]}{_of(feature.offset)} {refused.reason}", row)
+
+
+def _of(offset: int) -> str:
+    return f" (with the offset {offset})" if offset else ""

@@ -1,0 +1,155 @@
+"""Rows in memory, as blocks of columns that can be sliced, joined and shuffled, in buffers that are used again.
+
+Not Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than moving
+the rows. Only lists of ids are Arrow arrays, as NumPy has no lists.
+"""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.config.data import DataConfig
+from trainer.rules.weights import weighted_type
+
+# Windows and batches have nearly the same size again and again, and the allocators make that slow. NumPy's malloc gives
+# large blocks back to the system. Mimalloc, which Arrow uses, gives back blocks that were unused for 10 ms, which is
+# nearly always, as training comes between. The system clears such blocks page by page, which takes longer than filling
+# them: without the pool the loader took up to twice as long.
+LARGE_BYTES = 1 << 16  # malloc keeps smaller blocks anyway
+
+# Elements between the end of a column and the beginning of the next one. Columns of whole row groups are a power of 2
+# in bytes. Without the gap their addresses would map to the same few places of the cache, and transposing a batch took
+# twice as long.
+APART = 16
+
+# By size, a power of 2: arrays of nearly the same size share blocks, and bytes that are never written take no memory.
+# Each operation is atomic, as threads make arrays and give them up at the same time.
+unused_blocks: dict[int, list[np.ndarray]] = {}
+
+
+def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """Returns an array to be filled. Its memory is reused once nothing refers to the array or to a view of it.
+
+    The pool never keeps more blocks of a size than were in use at once.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < LARGE_BYTES:
+        return np.empty(shape, dtype)
+    power = 1 << (size - 1).bit_length()
+    unused = unused_blocks.setdefault(power, [])
+    try:
+        block = unused.pop()
+    except IndexError:
+        block = np.empty(power, np.uint8)
+    # NumPy points the base of a view to the array that owns the memory, past all between, so an array cannot be watched
+    # for its views. All of them do refer to a ctypes object, and so do tensors made from them.
+    owner = (ctypes.c_byte * block.size).from_buffer(block.data)
+    weakref.finalize(owner, unused.append, block)
+    return np.ndarray(shape, dtype, memoryview(owner))
+
+
+def empty_block(columns: int, rows: int, dtype: np.typing.DTypeLike) -> np.ndarray:
+    """Returns a block of columns to be filled, `[columns, rows]`, as `empty` does."""
+    return empty((columns, rows + APART), dtype)[:, :rows]
+
+
+NO_ID = -1  # in `Rows.ids`, for a row without an id
+NO_ITEM = np.iinfo(np.int64).min  # for a row without an item, or with fewer hard negatives than other rows
+
+
+def id_dtype(config: DataConfig) -> np.dtype:
+    """Returns the type of ids in memory: int32 rows of tables, or int64 for managed ids, which get their rows later."""
+    return np.dtype(np.int64 if config.managed_tables else np.int32)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`R` rows of a data set, all columns of a kind in one block.
+
+    Attributes:
+        numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
+        ids: Features with at most one id per row, `[S, R]`, NO_ID without an id.
+        bags: Features with a list of ids per row, by name, each `[R]` lists: of ids, or of ids with weights.
+        groups: Columns that group rows, `[G, R]` int64.
+        hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM for a row with fewer.
+    """
+
+    numbers: np.ndarray
+    ids: np.ndarray
+    bags: dict[str, pa.LargeListArray]
+    groups: np.ndarray
+    hard_negatives: np.ndarray
+
+    def __len__(self) -> int:
+        return self.numbers.shape[1]
+
+    def slice(self, start: int, stop: int) -> "Rows":
+        """Returns the rows in `[start, stop)` without copying."""
+        here, bags = slice(start, stop), {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
+        return Rows(self.numbers[:, here], self.ids[:, here], bags, self.groups[:, here], self.hard_negatives[:, here])
+
+    def take(self, places: np.ndarray) -> "Rows":
+        """Returns the rows at these places, in their order."""
+        bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
+        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives)
+        numbers, ids, groups, hard_negatives = (_take_block(block, places) for block in blocks)
+        return Rows(numbers, ids, bags, groups, hard_negatives)
+
+    @staticmethod
+    def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
+        """Returns rows of weight 0 without ids; `lists` names the features in bags."""
+        numbers = len(config.dense) + len(config.labels) + 1
+        return Rows(
+            np.zeros((numbers, rows), np.float32),
+            np.full((len(config.sparse) - len(lists), rows), NO_ID, id_dtype(config)),
+            {name: pa.array([[]] * rows, _list_type(config, name)) for name in lists},
+            np.zeros((len(config.groups), rows), np.int64),
+            np.full((config.catalogue.hard, rows), NO_ITEM, np.int64),
+        )
+
+    @staticmethod
+    def join(parts: Sequence["Rows"]) -> "Rows":
+        """Returns the rows of several parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return Rows(
+            join_blocks([part.numbers for part in parts]),
+            join_blocks([part.ids for part in parts]),
+            join_bags([part.bags for part in parts]),
+            join_blocks([part.groups for part in parts]),
+            join_blocks([part.hard_negatives for part in parts]),
+        )
+
+
+def _list_type(config: DataConfig, name: str) -> pa.DataType:
+    ids = pa.from_numpy_dtype(id_dtype(config))
+    return pa.large_list(weighted_type(ids) if config.sparse[name].weights else ids)
+
+
+def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+    """Writes the values of a column at these places, `[R]`, all within the column."""
+    column.take(places, out=out, mode="wrap")  # "raise", the default, would buffer the output
+
+
+def _take_block(block: np.ndarray, places: np.ndarray) -> np.ndarray:
+    # Column by column: NumPy makes a slice of a block contiguous before it takes anything.
+    taken = empty_block(len(block), len(places), block.dtype)
+    for column, out in zip(block, taken, strict=True):
+        take(column, places, out)
+    return taken
+
+
+def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns blocks of columns, `[C, R]` each, joined along their rows."""
+    shape = (len(blocks[0]), sum(block.shape[1] for block in blocks))
+    return np.concatenate(blocks, axis=1, out=empty(shape, blocks[0].dtype))
+
+
+def join_bags(bags: Sequence[dict[str, pa.LargeListArray]]) -> dict[str, pa.LargeListArray]:
+    """Returns bags of the same features, `[R]` lists each, joined along their rows."""
+    return {name: pa.concat_arrays([part[name] for part in bags]) for name in bags[0]}

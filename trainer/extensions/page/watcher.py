@@ -1,0 +1,30 @@
+"""Writes the page of a run while it trains and at its end."""
+
+from collections.abc import Mapping
+
+from trainer.checkpoint.store import Checkpoints
+from trainer.extensions.page.run_page import Run, page_of_run
+from trainer.training.watchers import RunView, Watcher
+
+PAGE = "run.html"
+
+
+class Page(Watcher):
+    """Writes the page of a run into its directory, at every evaluation and at the end."""
+
+    files = {"page": PAGE}
+
+    def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        """Writes the page."""
+        self._write(run)
+
+    def at_end(self, run: RunView, step: int, state: str) -> None:
+        """Writes the page."""
+        self._write(run)  # after run.json, as a disk may be almost full
+
+    def _write(self, view: RunView) -> None:
+        if view.context.is_rank0:
+            with view.tolerate_failed_writes():
+                directory = view.directory
+                if run := Run.of(directory, directory.url.rpartition("/")[2]):
+                    directory.write(PAGE, page_of_run(run, directory, Checkpoints(directory)))

@@ -1,0 +1,154 @@
+"""The epochs of a run: on which samples it trains, in which lanes, from which step to which."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.batches.batch import Batch
+from trainer.batches.catalogue import Catalogue, Negatives
+from trainer.batches.loader import Loader
+from trainer.checkpoint.store import Checkpoint
+from trainer.config.root import Config
+from trainer.core.console import plural
+from trainer.core.distributed import DistributedContext, broadcast_when_done
+from trainer.core.errors import InputError, NoRows
+from trainer.data.columns import RecordedTypes
+from trainer.data.dataset import FileSet
+from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.data.row_groups import find_training_files
+from trainer.models.losses import check_units
+from trainer.training.evaluate import open_catalogue
+from trainer.training.micro_batches import check_micro_batches
+from trainer.training.resume import check_start
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """The order in which a run trains on its samples.
+
+    Attributes:
+        files: The training data.
+        lanes: The samples of every step.
+        loader: This rank's batches.
+        catalogue: All items; None without data.catalogue.
+        types: The types of the columns, which the run keeps.
+        steps_done: Steps that the run has taken before this job; the next step is one more.
+        last_step: The step that training ends with.
+        steps_before: Steps that the run took on other samples before, such as those of earlier days.
+        epochs_before: Epochs of those.
+        state: What is added to the train state of each checkpoint.
+        evaluated_first: Whether the model is evaluated on these samples before it is trained on them, in place of
+            data.validation.
+        ends: Name of what ends with the last step, such as a day, which retention goes by; None if nothing does.
+        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
+    """
+
+    files: FileSet
+    lanes: Lanes
+    loader: Loader
+    catalogue: Catalogue | None
+    types: RecordedTypes
+    steps_done: int
+    last_step: int
+    steps_before: int = 0
+    epochs_before: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    evaluated_first: bool = False
+    ends: str | None = None
+    unused_since: int | None = None
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of a step and the steps of that epoch before it."""
+        epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
+        return epoch + self.epochs_before, epoch_step
+
+    def batches(self) -> Iterator[Batch]:
+        """Returns this rank's batches of the steps that are left."""
+        return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
+
+
+def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedContext) -> EpochOrder:
+    """Finds the training data and decides the order of its samples, from the first step to the last.
+
+    Raises:
+        InputError: The data cannot be used, changed since the checkpoint, or cannot be split over the ranks.
+    """
+    files = broadcast_when_done(context, lambda: find_training_files(config.data, config.train.seed))
+    lanes = plan_lanes(config, files, start, context)
+    if start:
+        check_start(start, lanes.lanes, config, files)
+    steps_done = start.step if start else 0
+    last_step = config.train.steps if config.train.steps is not None else (config.train.epochs or 0) * lanes.steps
+    if start and steps_done > last_step:
+        raise InputError(
+            f"--out is '{start.run_url}', where training took {plural(steps_done, 'step')} already, more than the "
+            f"{last_step:,} of train.steps or train.epochs; raise them, choose another --out, or evaluate this run "
+            "with dlrm.evaluate"
+        )
+    types = held_types(config, files, "data.train", start)
+    catalogue = open_catalogue(config, context, types, files.files[0], start)
+    return EpochOrder(
+        files=files,
+        lanes=lanes,
+        loader=open_loader(config, files, lanes, catalogue, context),
+        catalogue=catalogue,
+        types=types,
+        steps_done=steps_done,
+        last_step=last_step,
+    )
+
+
+def open_loader(
+    config: Config, files: FileSet, lanes: Lanes, catalogue: Catalogue | None, context: DistributedContext
+) -> Loader:
+    """Returns the loader of this rank's batches for training."""
+    data, seed = config.data, config.train.seed
+    negatives = Negatives(catalogue, data, seed) if catalogue else None
+    return Loader(files, data, lanes, context.rank, context.world_size, seed, data.shuffle, negatives, data.balance)
+
+
+def held_types(
+    config: Config, files: FileSet, where: str, start: Checkpoint | None, before: RecordedTypes | None = None
+) -> RecordedTypes:
+    """Returns the types of a run's columns, to which its data is held.
+
+    Args:
+        config: The configuration.
+        files: The training data now.
+        where: The data, for messages.
+        start: The checkpoint that the run resumes from.
+        before: The types of the data that this job has trained on.
+
+    Raises:
+        InputError: A column has another type than the data that the run was trained on.
+    """
+    now = RecordedTypes.of_files(config.data, files.files, where)
+    if before is None and start:
+        before = RecordedTypes.of_checkpoint(start.url, start.train_state)
+    if before is None:
+        return now
+    before.check(config.data, files.files)
+    return before.completed(now)
+
+
+def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context: DistributedContext) -> Lanes:
+    """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
+
+    Raises:
+        NoRows: There is no whole batch, and the last is dropped; on every rank.
+        InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
+    """
+    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
+    recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
+    number = config.data.lanes or recorded
+    check_lanes(number, context.world_size, config.data.global_batch_size)
+    lanes = Lanes(files.rows, number, config.data.global_batch_size, config.data.last_batch == "keep")
+    if lanes.steps == 0:
+        way_out = "use a smaller batch or 'keep'" if start is None else "put the files back that the run began with"
+        raise NoRows(
+            f"data.global_batch_size is {lanes.global_batch_size}, more than the {plural(files.rows, 'sample')} to "
+            f"train on, and data.last_batch is 'drop'; {way_out}"
+        )
+    check_micro_batches(config.train.micro_batches, lanes, context.world_size)
+    check_units(config.named_tasks(), lanes, context.world_size, config.train.micro_batches)
+    return lanes

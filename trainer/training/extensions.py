@@ -1,0 +1,109 @@
+"""The extensions of a run: features outside the core, found by name, and imported only when a run uses them.
+
+The core imports no file of `trainer/extensions/`: it knows a feature by a line of `EXTENSIONS` alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+from trainer.config.root import Config
+from trainer.core.errors import InputError
+
+Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
+"""Where an extension acts. Every rank calls what it finds at a place, so that collectives are allowed.
+
+* `start`, `(config, context) -> None`: once all ranks are connected, before the run directory is claimed.
+* `check`, `(config, context) -> None`: on rank 0, before the run directory is claimed; raises InputError.
+* `driver`, a class `(job)`: the `Driver` of the run, in place of the one that has one order of samples; at most one.
+* `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
+* `ids`, a class `(data, context, plan)`: gives rows of tables to raw ids; at most one.
+* `watcher`, a class `(claimed)`: watches the run, and changes none of its bits.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A feature outside the core.
+
+    Attributes:
+        places: `package.module:object` for each place where it acts.
+        key: Returns the key that turns it on, None while it is off.
+        always: Whether it is on without a key, too.
+    """
+
+    places: Mapping[Place, str]
+    key: Callable[[Config], str | None] = lambda _: None
+    always: bool = False
+
+
+def _set(key: str) -> Callable[[Config], str | None]:
+    """Returns a function that returns a key if it has a value other than 0, false and none."""
+    return lambda config: key if reduce(getattr, key.split("."), config) else None
+
+
+EXTENSIONS = {
+    "preflight": Extension(
+        places={"start": "trainer.extensions.preflight:preflight"}, key=_set("train.preflight_seconds")
+    ),
+    "segments": Extension(
+        places={"driver": "trainer.extensions.segments.segments:Segments"}, key=_set("data.segments.path")
+    ),
+    "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "histograms": Extension(
+        places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
+    ),
+    "profiler": Extension(
+        places={
+            "check": "trainer.extensions.profiler.profiler:check",
+            "watcher": "trainer.extensions.profiler.profiler:Profiler",
+        },
+        key=_set("report.profile.first_step"),
+        always=True,
+    ),
+    "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
+}
+"""The extensions by name, in the order in which they act at a place."""
+
+
+def found(config: Config, place: Place) -> Iterator[Any]:
+    """Yields what the extensions that are on have for a place, in their order.
+
+    An extension whose files are deleted is off.
+
+    Raises:
+        InputError: A key turns on an extension whose files are deleted.
+    """
+    for name, extension in EXTENSIONS.items():
+        path, key = extension.places.get(place), extension.key(config)
+        if path and (key or extension.always) and (acting := _import(path, name, key)):
+            yield acting
+
+
+def check_extensions(config: Config) -> None:
+    """Refuses keys of extensions whose files are deleted.
+
+    Raises:
+        InputError: A key turns on such an extension.
+    """
+    for place in get_args(Place):
+        for _ in found(config, place):
+            pass
+
+
+def _import(path: str, name: str, key: str | None) -> Any:
+    """Returns an object of an extension; None if its files are deleted and no key turns it on."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        if key is None:
+            return None
+        raise InputError(
+            f"{key} is set, but the extension '{name}' that it turns on is not installed: there is no {error.name}; "
+            "leave the key out, or install the whole package"
+        ) from error

@@ -1,0 +1,127 @@
+"""Watchers: what looks on while a run trains, is evaluated and ends, and changes none of its bits."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.checkpoint.state_dict import State
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.run.reporter import Reporter, tolerate_failed_writes
+from trainer.training.extensions import found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run as its watchers see it, on every rank.
+
+    Attributes:
+        config: The configuration.
+        context: This process among the ranks: `rank`, `world_size`, `is_rank0` and `device`.
+        directory: The run directory: its `url`, and `read` and `write` for small files by name.
+    """
+
+    config: Config
+    context: DistributedContext
+    directory: RunDirectory
+    _reporter: Reporter | None = None
+    _weights: Callable[[], State] = dict
+
+    def log(self, text: str) -> None:
+        """Prints a line on rank 0, above the progress bar."""
+        if self._reporter:
+            self._reporter.log(text)
+        elif self.context.is_rank0:
+            print(without_secrets(text), flush=True)
+
+    def draw(self, write: Callable[[SummaryWriter], None]) -> None:
+        """Calls `write` with the writer of TensorBoard's files: on rank 0, unless `report.tensorboard` is false."""
+        if self._reporter:
+            self._reporter.draw(write)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Returns the lines of evaluations.jsonl, oldest first: `step`, `split` and the metrics by name."""
+        if self._reporter:
+            return self._reporter.evaluations()
+        return self.directory.read_records("evaluations.jsonl")
+
+    def weights(self) -> State:
+        """Returns the weights of this rank by their names in checkpoints, as views; tables are `ShardedTensor`s."""
+        return self._weights()
+
+    def resume_clock(self) -> None:
+        """Starts the clock of the next step, so that what a watcher did since the last step counts for none."""
+        if self._reporter:
+            self._reporter.resume_clock()
+
+    @contextmanager
+    def tolerate_failed_writes(self) -> Iterator[None]:
+        """Logs a failure of storage inside the block, as it must not end training."""
+        with tolerate_failed_writes(self.directory, self.log):
+            yield
+
+
+class Watcher:
+    """Watches a run, and changes none of its bits: neither weights nor gradients, batches or random numbers.
+
+    Every rank calls every method, so that a watcher may use collectives. What a watcher leaves out does nothing. An
+    error in a watcher ends the job, like any other.
+
+    Attributes:
+        files: The files that it writes, by their names in the summary at the end of a run.
+    """
+
+    files: ClassVar[Mapping[str, str]] = {}
+
+    def begin(self, run: RunView, step: int, last_step: int) -> None:
+        """Called before the first step of a job, and of each of several segments.
+
+        Args:
+            run: The run.
+            step: Steps done.
+            last_step: The step that training ends with, or that the segment does.
+        """
+
+    def after_step(self, run: RunView, step: int) -> None:
+        """Called after every step. A watcher that takes long calls `run.resume_clock()`."""
+
+    def asks(self) -> bool:
+        """Returns whether this rank wants all ranks to call `asked` after the same step; called after every step."""
+        return False
+
+    def asked(self, run: RunView, step: int) -> None:
+        """Called on all ranks after the same step, soon after a watcher of any rank asks: this one, or another.
+
+        Args:
+            run: The run.
+            step: Steps done.
+        """
+
+    def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        """Called after every evaluation, which is in evaluations.jsonl by then; its time counts for no step.
+
+        Args:
+            run: The run.
+            step: The step whose weights were evaluated.
+            split: validation or test.
+            metrics: The metrics by name, the same on every rank.
+        """
+
+    def at_end(self, run: RunView, step: int, state: str) -> None:
+        """Called last, once run.json has the end; not if the job fails. There are no weights and no drawing by then.
+
+        Args:
+            run: The run.
+            step: Steps done.
+            state: finished or stopped.
+        """
+
+
+def make_watchers(config: Config) -> tuple[Watcher, ...]:
+    """Returns the watchers of a run."""
+    return tuple(make() for make in found(config, "watcher"))

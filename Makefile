@@ -1,11 +1,11 @@
-# Two commands: `make demo` trains a MovieLens model through TorchX, `make test` checks and tests everything.
+# Two commands: `make demo` trains a MovieLens model through TorchX, `make test` checks and tests it in ten minutes.
 VENV := .venv
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-all test-slurm24 durations lint docs site wheel measure clean
+.PHONY: demo check test test-more test-all tiers test-slurm24 durations lint docs site wheel measure clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -18,18 +18,28 @@ data/movielens/summary.json: | $(VENV)/ready
 check: $(VENV)/ready lint
 	pytest --unit --numprocesses 2 -r fE
 
-# All tests, or those in TESTS; of the largest matrices a sample. Tests wait a lot, so there are more workers than cores. Each file runs on
-# one worker, the longest file first (tests/conftest.py); xdist itself would begin with the file of the most tests.
+# Every promise once, in ten minutes, of all tests or of those in TESTS; of the largest matrices a sample. Tests wait a lot, so there are
+# more workers than cores. Each file runs on one worker, the longest file first (tests/support/durations.py); xdist itself would begin with
+# the file of the most tests.
 SPREAD := --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/ready lint
-	pytest $(SPREAD) $(TESTS)
+	pytest $(SPREAD) -m "not more" $(TESTS)
 
-# The same with whole matrices: every plan restored by every other, every fault at every moment.
+# All the rest, which is marked with the reason why it is no part of `make test`. Of single files `pytest FILE` runs both.
+test-more: $(VENV)/ready
+	pytest $(SPREAD) -m more $(TESTS)
+
+# Both with whole matrices: every plan restored by every other, every fault at every moment.
 test-all: $(VENV)/ready lint
 	pytest $(SPREAD) --all
 
-# All tests again, to record how long each file takes (tests/durations.json) and to print the twenty slowest tests.
+# The names of all tests, each after the target that runs it, to compare before and after tests are moved.
+tiers: $(VENV)/ready
+	@pytest --collect-only -q -m "not more" | sed -n "s/^tests.*::/test &/p"
+	@pytest --collect-only -q -m more | sed -n "s/^tests.*::/test-more &/p"
+
+# The tests of both again, to record what each file takes (tests/durations.json) and to print the twenty slowest tests.
 durations: $(VENV)/ready
 	pytest $(SPREAD) --record-durations --durations 20
 

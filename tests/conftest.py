@@ -1,5 +1,4 @@
 import gc
-import json
 import os
 import random
 import sys
@@ -7,13 +6,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import durations
 import pytest
 import slurm_cluster
 from command import write_config
 from interpreter import forked_programs
 from jobs import config, write_rows
 
-DURATIONS = Path(__file__).with_name("durations.json")  # seconds of each file, as `make durations` measured them
 SUPPORT = str(Path(__file__).parent / "support")
 UNIT_CASES = 2  # of each test with parameters
 gc.disable()  # until all tests are collected: a quarter of the time of each worker before its first test
@@ -23,7 +22,9 @@ PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 def pytest_addoption(parser):
     parser.addoption("--unit", action="store_true", help="sample tests with many parameters, and skip what is no unit")
     parser.addoption("--all", action="store_true", help="run whole matrices, not a sample of them")
-    parser.addoption("--record-durations", action="store_true", help=f"write what each file takes to {DURATIONS.name}")
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write what each file takes to {durations.FILE.name}"
+    )
 
 
 def pytest_report_header(config):
@@ -44,14 +45,21 @@ def pytest_configure(config):
         config.add_cleanup(folder.cleanup)
     if config.getoption("unit"):
         sys.addaudithook(skip_where_a_process_starts)
-    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(DurationRecorder())
+    if config.getoption("record_durations"):
+        config.pluginmanager.register(durations.Recorder(config))
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=longest_first())
-    if config.getoption("all"):
-        return
+    """Samples tests, before `-m` takes those of one tier out of the sample, and sorts what is left."""
+    if not config.getoption("all"):
+        sample(config, items)
+    leave_all_but_few(items)
+    yield
+    durations.sort_longest_first(items)
+
+
+def sample(config, items):
     of_unit = config.getoption("unit")
     candidates = [item for item in items if not (of_unit and "slow" in item.keywords)]
     chosen = {id(item) for item in sampled(candidates, UNIT_CASES if of_unit else len(items))}
@@ -59,37 +67,22 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if id(item) in chosen]
 
 
+def leave_all_but_few(items):
+    """Marks the cases of tests marked `few` as `more`, but for the first ones of each."""
+    seen = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("few"):
+            number, reason = marker.args
+            test = item.path, item.parent.name, item.originalname
+            seen[test] += 1
+            if seen[test] > number:
+                item.add_marker(pytest.mark.more(reason))
+
+
 def pytest_collection_finish():
     """Turns garbage collection on, for what tests make from here on."""
     gc.freeze()
     gc.enable()
-
-
-def longest_first():
-    """Returns the key that sorts tests by the recorded duration of their file; unknown files count as average.
-
-    A long file that began last would leave the other workers idle. pytest-split would only cut the suite into parts by
-    durations, and xdist's worksteal would set up the fixtures of a module on several workers.
-    """
-    seconds = json.loads(DURATIONS.read_text())
-    average = sum(seconds.values()) / len(seconds)
-    return lambda item: -seconds.get(item.path.name, average)
-
-
-class DurationRecorder:
-    """Writes the seconds that each file took, fixtures included, beside those of files that did not run."""
-
-    def __init__(self):
-        self.seconds = Counter()
-
-    def pytest_runtest_logreport(self, report):
-        self.seconds[Path(report.nodeid.partition("::")[0]).name] += report.duration
-
-    def pytest_sessionfinish(self):
-        known = json.loads(DURATIONS.read_text()) | {name: round(seconds) for name, seconds in self.seconds.items()}
-        there = {path.name for path in DURATIONS.parent.rglob("test_*.py")}
-        kept = {name: seconds for name, seconds in sorted(known.items()) if name in there}
-        DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def sampled(items, most):

@@ -49,6 +49,7 @@ def test_every_command_of_make_lint_has_a_planted_fault():
     assert commands == [*FAULTS]
 
 
+@pytest.mark.more("the checks themselves, again")
 @pytest.mark.slow
 @pytest.mark.parametrize("command", FAULTS)
 def test_a_check_refuses_a_planted_fault(copy, path, command):
@@ -66,16 +67,22 @@ def test_a_check_refuses_a_planted_fault(copy, path, command):
         assert word in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("fails", ["apt-get", "make"])
+@pytest.mark.parametrize("fails", ["apt-get install", "make .venv/ready", "pip", "npm", "make test", "make test-more"])
 def test_continuous_integration_fails_with_each_of_its_commands(tmp_path, fails):
+    programs = tmp_path / ".venv/bin"
+    programs.mkdir(parents=True)
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
-    for name in ("apt-get", "make", "sudo"):
-        body = 'exec "$@"' if name == "sudo" else f"exit {3 * (name == fails)}"
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert subprocess.run(["bash", tmp_path / ".ci/run"], env=variables, capture_output=True).returncode == 3
+    program, _, word = fails.partition(" ")
+    for name in ("apt-get", "make", "sudo", "pip", "npm"):
+        last = f'case " $* " in *" {word or "install"} "*) exit 3; esac'
+        (programs / name).write_text(
+            f'#!/bin/sh\n{"exec env" if name == "sudo" else ":"} "$@"\n{last * (name == program)}\n'
+        )
+        (programs / name).chmod(0o755)
+    variables = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", tmp_path / ".ci/run"], env=variables, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
 
 
 def test_a_command_of_the_documentation_that_fails_is_refused(tmp_path, path):

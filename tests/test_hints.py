@@ -115,6 +115,7 @@ def test_commands_that_messages_mention_exist():
         assert wanted in PROGRAMS.get(program, ()), words
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("command", COMMANDS_THAT_PRINT)
 def test_commands_that_a_program_prints_work(command, folder, path, monkeypatch):

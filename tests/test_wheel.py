@@ -75,9 +75,8 @@ def test_the_package_is_that_of_the_wheel(programs, newcomer):
     assert Path(done.stdout.strip()).is_relative_to(programs.parent), done.stderr
 
 
-def test_the_wheel_is_installed_as_from_an_index(wheel, tmp_path, request):
-    if not request.config.getoption("all"):
-        pytest.skip("--all: installs from the package index, for minutes")
+@pytest.mark.sample(0)  # installs from the package index, for minutes
+def test_the_wheel_is_installed_as_from_an_index(wheel, tmp_path):
     python = tmp_path / "empty" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, cwd=tmp_path)

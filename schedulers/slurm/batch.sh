@@ -19,9 +19,10 @@ if [[ $last == succeeded* ]]; then
 fi
 bound "$restarts" "$last"
 
-# So that `torchx status`, `log` and `list` also find a job that plain sbatch submitted.
+# So that `torchx status`, `log` and `list` also find a job that plain sbatch submitted. A job that `torchx delete` has
+# ended may begin all the same, before Slurm's signal reaches it: it must not come back to the list.
 index=${XDG_STATE_HOME:-$HOME/.local/state}/$index_folder/$SLURM_CLUSTER_NAME
-mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"
+[[ -e $record/$cancelled_file ]] || { mkdir -p "$index" && printf '%s\n' "$job_dir" > "$index/${id%%_*}"; }
 
 prepare
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1

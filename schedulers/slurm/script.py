@@ -20,14 +20,14 @@ from schedulers.contract import (
 )
 from schedulers.errors import SchedulerError
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
-from schedulers.slurm.record import INDEX, SCRIPT, About
+from schedulers.slurm.record import CANCELLED, INDEX, SCRIPT, About
 from schedulers.state_directory import STATE_FOLDER
 from trainer.core.secrets import has_secrets
 
 ENVIRONMENT = "torchx-job.env"
 COMMON = (
     "# ---- The same for every job from here on.\n\n"
-    + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}")
+    + assignments(environment_file=ENVIRONMENT, index_folder=f"{STATE_FOLDER}/{INDEX}", cancelled_file=CANCELLED)
     + assignments(wait_seconds=SHUTDOWN_TIMEOUT_SECONDS)
     + assignments(port_variable=RANK0_PORT, first_port=FIRST_PORT, ports=PORTS)
     + SHELL_CONTRACT

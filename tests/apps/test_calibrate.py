@@ -35,6 +35,7 @@ def calibration():
     )
 
 
+@pytest.mark.more("measures for half a minute")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
@@ -61,6 +62,7 @@ def test_a_host_is_measured_once_for_all_plans(ranks, tmp_path):
     assert plan.returncode == 0, plan.stderr
 
 
+@pytest.mark.more("test_predict_killed.py stops a prediction so")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("ranks", "code"), [(0, 75), (2, 1)])
 def test_a_signal_stops_it_and_leaves_no_file(ranks, code, tmp_path):

@@ -265,6 +265,7 @@ FOLLOWS = {
 }
 
 
+@pytest.mark.few(5, "five stand for all")
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found_and_no_other(plant, tmp_path, capsys):
@@ -286,6 +287,7 @@ def test_a_label_rate_that_changes_with_time_is_found(tmp_path):
     assert ("warning", "label rate over time", "label", "train") in faults(check(tmp_path, tree, "--time", "when"))
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("seed", range(5))
 def test_clean_data_has_no_fault(seed, tmp_path):
     tree = clean_data(seed).write(tmp_path / "data")
@@ -329,6 +331,7 @@ def test_columns_of_the_path_are_those_of_files(tmp_path):
     assert guessed["splits"].keys() == hive.keys()
 
 
+@pytest.mark.more("clean data has none here")
 def test_clean_data_of_other_tests_has_no_fault(tmp_path):
     tree = config(write_rows(tmp_path / "rows", [3000, 2000, 1000]), data__shuffle_window_rows=64)
     assert faults(check(tmp_path, tree)) == set()

@@ -28,6 +28,7 @@ def written(folder, *words):
     return tomllib.loads(file.read_text())
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(
     ("name", "words", "label"),
     [
@@ -45,6 +46,7 @@ def test_a_data_set_of_others_trains_as_it_is(name, words, label, tmp_path):
     assert "loss" in done.stdout
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(("delimiter", "name"), [(",", "csv"), (";", "csv"), ("\t", "tsv.gz")])
 def test_csv_needs_no_configuration(delimiter, name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -90,6 +92,7 @@ def as_r_writes(file):
     file.write_text("".join(['"","survived","port","age"\n', *lines]))
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("write", [as_pandas_writes, as_r_writes])
 def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(write, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

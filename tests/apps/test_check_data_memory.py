@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.more("measures processes of their own")]
 
 ROWS, GROUPS, COLUMNS = 65_536, 64, 32
 TIMES = 20

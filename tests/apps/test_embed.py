@@ -92,6 +92,7 @@ def weight(folder, table):
     return next(value for name, value in tensors.items() if name.endswith(f".embedding_bags.{table}.weight")).numpy()
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("table", ["s0", "s1", "s2", "s3"])
 def test_rows_of_a_table_by_their_ids(tables, table, tmp_path):
     run("embed", tables / "run/config.toml", "--out", tables / "run", "--table", table, "--to", tmp_path / "v")
@@ -113,6 +114,7 @@ def test_rows_of_a_table_by_their_ids(tables, table, tmp_path):
     np.testing.assert_array_equal(found, expected[rows])
 
 
+@pytest.mark.more("test_reshard.py has all plans")
 def test_a_table_is_the_same_from_any_plan_and_number_of_ranks(tables, tmp_path):
     words = ["embed", tables / "run/config.toml", "--out", tables / "run", "--table", "s1", "--rows-per-part", "30"]
     run(*words, "--to", tmp_path / "1")
@@ -122,6 +124,7 @@ def test_a_table_is_the_same_from_any_plan_and_number_of_ranks(tables, tmp_path)
         assert read(tmp_path / str(ranks)).equals(read(tmp_path / "1"))
 
 
+@pytest.mark.more("test_predict_killed.py stops a prediction so")
 def test_a_signal_stops_it_between_two_parts_and_the_same_command_continues_it(tables, tmp_path):
     words = ["embed", tables / "run/config.toml", "--out", tables / "run", "--table", "s3"]
     tiny = [*words, "--rows-per-part", 2, "--to", tmp_path / "stopped"]

@@ -216,7 +216,9 @@ def test_what_stands_in_the_way_of_a_model_of_ones_own_is_said_in_one_line(runs,
 def test_what_an_interrupted_export_left_is_replaced(runs, tmp_path):
     (tmp_path / "step-10").mkdir()
     (tmp_path / "step-10/model.pt2").write_text("half")
+    (tmp_path / "step-10/manifest.json.0a1b2c3d.partial").write_text("half")
     directory = export(runs, "half", tmp_path)
+    assert not [*tmp_path.rglob("*.partial")]
     (found,) = ask((directory, parity_of(directory)["columns"]))
     assert_parity(directory, found, exact=True)
 
@@ -249,9 +251,8 @@ def test_an_environment_with_torch_alone_is_enough(exports, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code_answers_the_same(runs, tmp_path, request):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for half a minute; --all runs it")
+@pytest.mark.sample(0)  # compiles for half a minute
+def test_machine_code_answers_the_same(runs, tmp_path):
     directory = export(runs, "rules", tmp_path, "--compile", "True", "--quantize", "int8")
     parity = parity_of(directory)
     one = {name: values[:1] for name, values in parity["columns"].items()}

@@ -17,6 +17,8 @@ from torchx_recsys.apps.serve.source import Source
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_serve_follow.py serves deltas")
+
 FORMS = {"wide": (), "wide-int8": ("--quantize", "int8"), "rules": ()}
 STEPS_OF = {"wide": STEPS, "wide-int8": (STEPS[0], STEPS[-1]), "rules": (STEPS[0], *STEPS[-2:])}
 DELTA = ("--delta", "True")
@@ -73,6 +75,7 @@ def test_each_delta_is_the_whole_export_bit_for_bit(exports, form):
             assert followed(columns)[name].tolist() == model(columns)[name].tolist() == values.tolist()
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("form", ["wide", "rules"])
 def test_torch_alone_is_enough(exports, form):
     deltas, whole = (folder / f"step-{STEPS[-1]}" for folder in exports[form])
@@ -277,6 +280,7 @@ def test_back_and_on(runs, exports, tmp_path, capfd):
     assert "names step-5, before it was step-20" in capfd.readouterr().out
 
 
+@pytest.mark.more("a disk stands for it")
 def test_to_an_object_store(runs, exports, tmp_path, monkeypatch, capfd):
     with object_store() as store:
         for name, value in store.environment.items():

@@ -13,6 +13,8 @@ import pytest
 from exported import ask, parity_of, step_directory
 from jobs import config, launch, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("measures processes of their own")
+
 MIB = 2**20
 COLUMNS = 64
 SHARD_BYTES = 64 * MIB

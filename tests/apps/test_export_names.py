@@ -123,6 +123,7 @@ def assert_answers(directory, **how):
     return parity
 
 
+@pytest.mark.more("unusual names")
 def test_it_is_loaded_and_served_by_its_columns_own_names(features, names, tmp_path):
     parity = assert_answers(features)
     assert parity["columns"].keys() == {"a number", *names}
@@ -159,9 +160,8 @@ def test_labels(runs, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code(runs, tmp_path, request, recwarn):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for minutes; --all runs it")
+@pytest.mark.sample(0)  # compiles for minutes
+def test_machine_code(runs, tmp_path, recwarn):
     assert_answers(export(runs, "few", tmp_path, "--compile", "True"), compiled=True)
     assert not [str(one.message) for one in recwarn if "LeafSpec" in str(one.message)]
 

@@ -21,6 +21,8 @@ from sequences import sequence_config, write_histories
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_export_own_rule.py exports in every form")
+
 PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 HERE = {"train__steps": 10, **RATES}

@@ -70,6 +70,7 @@ def predicted(runs):
     return predicted
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(
     ("run", "form"),
     [("half", "whole"), ("half", "onnx"), ("weighed", "whole"), ("weighed", "shards"), ("large", "onnx")],

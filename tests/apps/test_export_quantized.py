@@ -78,6 +78,7 @@ def recall(queries, items, wanted, k):
     return (np.clip(k - above, 0, level) / level).mean()
 
 
+@pytest.mark.more("a detail")
 def test_the_metrics_of_a_retrieval_model_rank_the_catalogue(runs):
     directory = export(runs, "two_tower-int4", "--quantize", "int4", "--split", "test", run="two_tower")
     split, items = pq.read_table(runs / "ratings/test"), pq.read_table(runs / "ratings/items.parquet")

@@ -21,6 +21,8 @@ from trainer.__main__ import main as trainer
 from trainer.checkpoint.store import find_damage
 from trainer.core.storage import open_storage
 
+pytestmark = pytest.mark.more("test_export_own_rule.py exports in every form")
+
 STEPS = 6
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 SHARD_BYTES = 1000

@@ -84,6 +84,7 @@ FORMS = {
 }
 
 
+@pytest.mark.more("test_export_own_rule.py exports in every form")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("flags", "without", "atol"), FORMS.values(), ids=FORMS)
 def test_other_forms_answer_alike(folder, exported, columns, predicted, tmp_path, flags, without, atol):

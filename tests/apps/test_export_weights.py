@@ -146,6 +146,7 @@ def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
     same(empty, whole_empty["label_probability"], 1e-7)
 
 
+@pytest.mark.more("test_export_quantized.py has the formats")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "atol"), [("int8", 5e-4), ("int4", 5e-3)])
 def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
@@ -154,9 +155,8 @@ def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-def test_machine_code(folder, columns, predicted, tmp_path, request):
-    if not request.config.getoption("all"):
-        pytest.skip("compiles for half a minute; --all runs it")
+@pytest.mark.sample(0)  # compiles for half a minute
+def test_machine_code(folder, columns, predicted, tmp_path):
     (found,) = ask((export(folder, tmp_path, "--compile", "True"), columns), compiled=True)
     same(found, predicted, 1e-6)
 
@@ -168,6 +168,7 @@ def served(exported, tmp_path):
     served.process.kill()
 
 
+@pytest.mark.more("test_serve.py serves")
 def test_the_endpoint(served, columns, predicted):
     few = {"films": [3, 4], "film_weights": [1.0]}
     wrong = {name: values[1:2] for name, values in columns.items()} | {name: [one] for name, one in few.items()}
@@ -180,6 +181,7 @@ def test_the_endpoint(served, columns, predicted):
     )
 
 
+@pytest.mark.more("test_export_own_rule.py exports in every form")
 def test_onnx(folder, model, columns, without_ids, predicted, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

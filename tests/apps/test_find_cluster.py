@@ -91,6 +91,7 @@ def test_the_answer_is_that_of_brute_force(large, prices, capsys, plenty):
     assert by_sample == [one[0] for one in sorted(fitting, key=lambda one: one[2] * one[3])][:8]
 
 
+@pytest.mark.more("brute force checks the others")
 def test_clusters_by_the_hundred_are_found(large, capsys):
     """All hosts with a price, and 19 numbers of each: those that 2 ** 16 * 3 * 5 samples can be shared by."""
     batch = 2**16 * 3 * 5
@@ -102,6 +103,7 @@ def test_clusters_by_the_hundred_are_found(large, capsys):
     assert f"{45 * len(hosts)} more are left out, as their ranks do not divide data.global_batch_size, {batch}" in text
 
 
+@pytest.mark.more("computes for seconds")
 def test_a_batch_that_more_clusters_share_is_named(large, prices, capsys):
     words = (large, "--find", "h100", "--prices", prices, "--data.global-batch-size")
     text = planned(capsys, *words, 65536)
@@ -191,6 +193,7 @@ def test_price_files_without_a_gpu_or_out_of_reach_are_one_line(large, tmp_path,
         assert message in refused(capsys, large, "--find", "all", "--prices", tmp_path / name)
 
 
+@pytest.mark.more("computes for seconds")
 def test_all_hosts_and_one_more_are_looked_at(large, prices, capsys):
     text = planned(capsys, large, "--find", "all", "cpu.2xlarge", "--prices", prices)
     with_gpus = [name for name in tomllib.loads(PRICES)["hosts"] if HOSTS[name].gpu]

@@ -22,6 +22,8 @@ from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 
+pytestmark = pytest.mark.more("test_segments.py and test_publishing.py have one night")
+
 DAYS = {"2026-11-24": 200, "2026-11-25": 90, "2026-11-26": 150}
 KILLS = 3
 MATRIX = "ranks, seed", lambda whole: [*product((1, 2, 4), range(7))] if whole else [(2, 4)]

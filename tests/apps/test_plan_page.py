@@ -62,6 +62,7 @@ def test_hosts_send_what_their_shards_give_to_others(drawn, tmp_path, capsys):
     assert [float(sent) for sent in found] == pytest.approx(hosts, rel=1e-3)
 
 
+@pytest.mark.few(1, "one width stands for all")
 @with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_shows_it_without_a_server(drawn, width):

@@ -173,6 +173,7 @@ def test_its_table_has_both_side_by_side(run, capsys):
         assert float(of_measured) == pytest.approx(measured["parts"][name], abs=1e-3)
 
 
+@pytest.mark.more("a detail")
 def test_a_resumed_run_measures_anew(rows, tmp_path, calibrated):
     file, out = write_config(tmp_path / "config.toml", calibrated(rows)), tmp_path / "out"
     train = ["train", str(file), "--out", str(out), "--train.steps"]
@@ -227,6 +228,7 @@ def test_a_run_of_an_earlier_version_is_read(run, both, tmp_path, capsys):
     assert "earlier version" in capsys.readouterr().out
 
 
+@pytest.mark.more("a detail")
 def test_a_model_that_cannot_be_traced_is_compared_all_the_same(rows, tmp_path, calibrated):
     tree = calibrated(rows, model__name="custom:Branching")
     file, out = write_config(tmp_path / "config.toml", tree), tmp_path / "out"
@@ -236,6 +238,7 @@ def test_a_model_that_cannot_be_traced_is_compared_all_the_same(rows, tmp_path, 
     assert times == pytest.approx([numbers["forecast"]["step_ms"], numbers["measured"]["step_ms"]], rel=1e-3)
 
 
+@pytest.mark.more("a rare fault")
 def test_a_calibration_that_is_gone_ends_the_forecast_and_not_the_run(rows, tmp_path, capsys, calibrated):
     """Speeds are only needed to plan, which this run does not: it has its plan."""
     file = write_config(tmp_path / "config.toml", uncalibrated(rows))
@@ -250,6 +253,7 @@ def test_a_calibration_that_is_gone_ends_the_forecast_and_not_the_run(rows, tmp_
     assert numbers["forecast"]["step_ms"] > 0
 
 
+@pytest.mark.more("one plan stands for all")
 def test_a_plan_by_hand_is_compared_though_it_cannot_be_rated(rows, tmp_path, calibrated):
     """The shards of a table are uneven, which the planner would not choose."""
     file, out = write_config(tmp_path / "config.toml", calibrated(rows)), tmp_path / "out"

@@ -46,6 +46,7 @@ def kill_after(job, folder, new_parts, seconds):
     return code < 0
 
 
+@pytest.mark.more("a signal stands for all that kills")
 def test_every_row_once_whatever_is_killed(trained, tmp_path, request):
     assert start(trained, tmp_path / "undisturbed", 1, *SIZES).wait() == 0
     kills, random = 20 if request.config.getoption("all") else 5, np.random.default_rng(7)

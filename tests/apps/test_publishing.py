@@ -52,6 +52,7 @@ def movielens(tmp_path_factory):
     return folder
 
 
+@pytest.mark.more("thirty segments")
 def test_none_of_thirty_clean_segments_is_refused(movielens):
     lines, settings = lines_of(movielens / "run"), load_config(str(movielens / "config.toml"))
     assert len(lines) == 30

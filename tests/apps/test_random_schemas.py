@@ -19,6 +19,8 @@ from sent_columns import sent_columns
 from torchx_recsys.apps.export.load import load
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_check_data_config.py takes data sets of others all the way")
+
 SAMPLE = random.Random(0).sample(range(300), 5)
 MATRIX = ("number", lambda whole: range(300) if whole else SAMPLE)
 TOLERANCE = 1e-6  # of a probability in float32: batches of other sizes are added up in other orders

@@ -81,6 +81,7 @@ def assert_same(run, other):
     assert all(here[name].equal(there[name]) for name in here)
 
 
+@pytest.mark.few(1, "one stands for both")
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_trained_on_it_is_the_run_itself(folder, run, tmp_path, ranks):
     if ranks:
@@ -109,6 +110,7 @@ def test_without_a_bad_day_it_is_a_run_that_never_had_it(folder, run, tmp_path):
     assert_same(tmp_path / "new", tmp_path / "never")
 
 
+@pytest.mark.more("a detail")
 def test_after_a_segment_that_was_trained_on_late(folder, tmp_path):
     shutil.copytree(folder / "days", tmp_path / "days")
     shutil.copy(folder / "config.toml", tmp_path)
@@ -123,6 +125,7 @@ def test_after_a_segment_that_was_trained_on_late(folder, tmp_path):
     assert_same(tmp_path / "new", tmp_path / "run")
 
 
+@pytest.mark.few(1, "one stands for both")
 @pytest.mark.parametrize("files", [1, 4])
 def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
     run = shutil.copytree(run, tmp_path / "run")
@@ -151,6 +154,7 @@ def test_a_killed_one_is_made_up_for(folder, run, tmp_path, files):
     assert content(tmp_path / "new") == before
 
 
+@pytest.mark.more("a disk stands for all")
 def test_from_one_storage_to_another(run, tmp_path):
     rewind(str(run), "c", f"{tmp_path}/here")
     rewind(str(run), "c", "memory://there")

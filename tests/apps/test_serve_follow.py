@@ -55,7 +55,7 @@ class Asking(threading.Thread):
         asyncio.run(self._ask())
 
     async def _ask(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as session:
 
             async def client(number: int) -> None:
                 rows = slice(number, number + 1 + number % 3)

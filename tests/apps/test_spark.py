@@ -20,10 +20,13 @@ import pytest
 from command import run_trainer, start_trainer
 
 PYSPARK = importlib.util.find_spec("pyspark")
-pytestmark = pytest.mark.skipif(
-    not (PYSPARK and shutil.which("java")),
-    reason="Spark needs a package and Java: pip install 'pyspark[connect]>=4', apt-get install openjdk-17-jre-headless",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (PYSPARK and shutil.which("java")),
+        reason="needs pip install 'pyspark[connect]>=4' and apt-get install default-jre-headless",
+    ),
+    pytest.mark.more("starts a Spark, and is the contract of one process"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,7 @@ def verified(matrix, folder, rows, path):
         return ready_made | others
 
 
+@pytest.mark.more("managed ids pass")
 def test_a_ready_made_configuration_passes(folder, verified, name):
     done = verified[name]
     assert done.returncode == 0, done.stderr[-3000:]

@@ -18,6 +18,8 @@ from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 from trainer.rules.plain_types import to_texts
 
+pytestmark = pytest.mark.more("rare types of values")
+
 ROWS = 200
 WORDS = [b"ok", b"\xff\xfe", "ü".encode(), b"caf\xe9", b"", b"\x00\xc3", None]
 

@@ -39,6 +39,7 @@ SETTINGS = {"rows": 3000, "global_batch_size": 64, "steps": 3, "repeats": 1}
 FLAGS = ["--rows", "3000", "--global-batch-size", "64", "--steps", "3", "--repeats", "1"]
 
 
+@pytest.mark.more("a tool of contributors")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("what", "targets"),
@@ -101,6 +102,7 @@ def test_bench(tmp_path, what, targets):
     assert not (tmp_path / "scratch-run").exists()
 
 
+@pytest.mark.more("a tool of contributors")
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_roofline_counts_the_products_of_a_step_and_what_tables_move(tmp_path, rows, ranks):
     tree = config(rows, planner__sharding_types=["table_wise"], data__global_batch_size=128)
@@ -147,6 +149,7 @@ def recorded_batches():
         yield passes
 
 
+@pytest.mark.more("a tool of contributors")
 def test_the_hand_written_loop_trains_on_the_same_batches(session):
     steps = MEMORY_BATCHES - WARM_STEPS
     with recorded_batches() as passes:
@@ -163,6 +166,7 @@ def test_the_hand_written_loop_trains_on_the_same_batches(session):
         assert batch.sparse.keys() == same.sparse_features.keys()
 
 
+@pytest.mark.more("a tool of contributors")
 def test_the_bare_loop_trains_the_same_model_on_the_same_batches(tmp_path):
     """With plain tables, weights of its own, and the losses of the same tasks."""
     steps, losses = MEMORY_BATCHES - WARM_STEPS, {True: [], False: []}

@@ -12,6 +12,8 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import rows
 from benchmarks.peers.run import Case, auc
 
+pytestmark = pytest.mark.more("a tool of contributors")
+
 PAGE = Path(__file__).parents[2] / "docs/explanation/performance.md"
 BATCH, EPOCHS = 128, 6
 OWN = [peer for peer in peers.PEERS if not peer.package]

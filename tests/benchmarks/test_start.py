@@ -2,10 +2,13 @@
 
 import time
 
+import pytest
 from command import write_config
 from jobs import config
 
 from benchmarks.start import Part, measure, render
+
+pytestmark = pytest.mark.more("a tool of contributors")
 
 
 def test_every_part_of_a_start_is_measured(rows, tmp_path):

@@ -9,6 +9,8 @@ from trainer.checkpoint.retention import named_ends
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import JsonLines, RunDirectory
 
+pytestmark = pytest.mark.more("a run with hundreds of checkpoints")
+
 CHECKPOINTS = 30
 
 

@@ -107,6 +107,7 @@ def test_a_killed_run_resumes_exactly(killed, baseline):
     assert run.outcome.read_text() == f"finished at step {last + 10}\n"
 
 
+@pytest.mark.more("test_deltas.py resumes on a disk")
 def test_a_delta_is_resumed_from(store, folder, baseline):
     run, flags = Run(store, folder, "deltas"), ("--checkpoint.full-every", 9, "--checkpoint.keep.newest", 1)
     run.train(*flags, "--train.steps", 4).end()
@@ -118,6 +119,7 @@ def test_a_delta_is_resumed_from(store, folder, baseline):
     assert run.losses() == baseline[:8]
 
 
+@pytest.mark.more("test_saver.py has the rules")
 def test_slow_saves_are_kept_and_deleted_by_the_rules(killed):
     assert killed["most"] <= 3  # the third while the oldest is being deleted
     assert killed["run"].committed() == [killed["last"] + 8, killed["last"] + 10]
@@ -150,6 +152,7 @@ def test_the_tools_read_it(killed, folder):
     assert json.loads(run.store.fs.cat(f"{run.url}/evaluation-validation.json"))["step"] == killed["last"] + 10
 
 
+@pytest.mark.more("test_finetune.py does so on a disk")
 def test_another_run_fine_tunes_from_it(killed, folder):
     run = killed["run"]
     flags = ["--out", folder / "tuned", "--train.steps", "1", "--finetune.checkpoint", run.url]
@@ -158,6 +161,7 @@ def test_another_run_fine_tunes_from_it(killed, folder):
     assert f"fine-tuning from step {killed['last'] + 10}, {run.url}" in done.stdout
 
 
+@pytest.mark.more("test_rewind.py goes back on a disk")
 def test_a_run_over_segments_goes_back(store, folder):
     for seed, day in enumerate("abc"):
         store.fs.put(str(write_rows(folder / "days" / day, [64], seed)), f"bucket/days/{day}", recursive=True)
@@ -199,6 +203,7 @@ def disturbed(store, folder):
     return {"run": run, "output": output}
 
 
+@pytest.mark.more("waits")
 def test_a_save_that_fails_briefly_is_retried(disturbed):
     assert "saving is tried again in 1 s: [Errno 121] InternalError was asked for" in disturbed["output"]
 
@@ -213,6 +218,7 @@ def test_denied_permission_loses_checkpoints_but_no_step(disturbed, baseline):
     assert disturbed["run"].outcome.read_text().startswith(f"stopped at step {len(alone)}, saved ")
 
 
+@pytest.mark.more("test_checkpoint.py does so on a disk")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(disturbed):
     """A job whose last save fails reports that, and no save."""
     run = disturbed["run"]
@@ -280,6 +286,7 @@ def test_a_misspelt_bucket_is_not_created(store, folder):
     assert store.fs.ls("", detail=False) == ["bucket"]
 
 
+@pytest.mark.more("S3 stands for all")
 @pytest.mark.parametrize(
     ("url", "server", "there", "get"),
     [

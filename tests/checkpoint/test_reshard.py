@@ -19,6 +19,8 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_of_weight
 
+pytestmark = pytest.mark.more("test_resume.py goes on under another plan and on other ranks")
+
 KINDS = [
     "table_wise",
     "row_wise",

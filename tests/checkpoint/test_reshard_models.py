@@ -15,6 +15,8 @@ from test_reshard import canonical
 
 from trainer.config.root import Config
 
+pytestmark = pytest.mark.more("test_reshard.py has one model")
+
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 SAMPLE, STEPS, TRAINED_ON, RESTORED_ON = 5, 3, 2, 4
 Move = tuple[str, str, str]

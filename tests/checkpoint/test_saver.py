@@ -133,6 +133,7 @@ def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
     assert {str(checkpoint), str(checkpoint.parent)} <= paths
 
 
+@pytest.mark.more("waits")
 def test_saving_every_so_many_minutes(rows, tmp_path):
     tree = config(rows, model__name="custom:unhurried", train__steps=100_000, checkpoint__every_minutes=0.02)
     job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out")
@@ -172,6 +173,7 @@ def test_a_rank_that_ends_during_a_save_commits_nothing(tmp_path):
     assert [line.partition(":")[0] for line in lines] == ["step 5  NOT SAVED"]
 
 
+@pytest.mark.more("waits; test_object_store.py refuses a second job")
 def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baseline):
     first = Training(file, tmp_path / "out", *FOR_EVER, ranks=0)
     first.wait_until(lambda: committed(first.out))
@@ -190,6 +192,7 @@ def test_a_second_job_is_refused_until_the_first_is_dead(file, tmp_path, baselin
     assert not (first.out / "lock.json").exists()
 
 
+@pytest.mark.more("waits half a minute")
 def test_a_stale_lock_is_taken_over(file, tmp_path):
     (tmp_path / "out").mkdir()
     holder = {"token": "x", "job": None, "host": "elsewhere", "pids": "", "pid": 7, "started": "1", "renewed": 0}
@@ -201,6 +204,7 @@ def test_a_stale_lock_is_taken_over(file, tmp_path):
     assert time.monotonic() - started >= STALE_SECONDS
 
 
+@pytest.mark.more("a detail")
 def test_the_same_torchx_job_does_not_wait_for_itself(file, tmp_path):
     (tmp_path / "out").mkdir()
     holder = {"token": "x", "job": "slurm://a/7", "host": "elsewhere", "pids": "", "pid": 7, "started": "1"}
@@ -210,6 +214,7 @@ def test_the_same_torchx_job_does_not_wait_for_itself(file, tmp_path):
     assert job.code == 0
 
 
+@pytest.mark.more("a rare fault")
 def test_a_job_whose_directory_was_taken_over_ends(file, tmp_path):
     job = Training(file, tmp_path / "out", *FOR_EVER, "--checkpoint.every-steps", "0", ranks=0)
     job.after_steps(2)

@@ -59,6 +59,7 @@ def test_an_empty_variable_is_for_no_site(torchx):
     assert found["scheduler"] == "local_cwd"
 
 
+@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -22,6 +22,7 @@ def test_the_app_has_a_role_for_each_seed():
     assert " --out runs/s/seed-4 " in role.args[-1]
 
 
+@pytest.mark.few(4, "four stand for all")
 @pytest.mark.parametrize("seeds", ["1,x", "1,1", "-1", "1,,2", "01"])
 @pytest.mark.parametrize("scheduler", ["local_cwd", "slurm"])
 def test_wrong_seeds_are_one_line(torchx, scheduler, seeds):
@@ -33,6 +34,7 @@ def test_wrong_seeds_are_one_line(torchx, scheduler, seeds):
     assert "launched" not in done.stderr
 
 
+@pytest.mark.more("starts a job for each seed")
 def test_each_is_a_job_and_one_that_fails_leaves_the_others_alone(torchx, rows, path, tmp_path):
     file = write_config(tmp_path / "config.toml", config(rows, train__steps=2))
     (tmp_path / "runs").mkdir()
@@ -45,6 +47,7 @@ def test_each_is_a_job_and_one_that_fails_leaves_the_others_alone(torchx, rows, 
         assert json.loads((tmp_path / f"runs/seed-{seed}/run.json").read_text())["state"] == "finished"
 
 
+@pytest.mark.more("a detail")
 def test_where_runs_are_no_array_a_pipeline_says_so(torchx, tmp_path):
     arguments = {"config": "movielens", "seeds": ["1", "2"]}
     steps = {"train": {"component": "dlrm.single_node", "arguments": arguments}}

@@ -13,6 +13,8 @@ from forked import run_forked
 from jobs import config
 from trainer_process import Training, committed, ranks_of
 
+pytestmark = pytest.mark.more("test_preemption.py and test_watchdog.py signal and kill ranks")
+
 
 @pytest.fixture
 def job(rows, tmp_path):
@@ -32,6 +34,7 @@ def test_they_are_children_of_torchrun_by_name(job):
     assert len({os.getsid(process.pid) for process in family(job)}) == 3
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_to_all_processes_of_a_job_lets_ranks_save(job, number):
     """As cgroups and containers send it: nobody else is ended by it."""

@@ -13,6 +13,8 @@ from jobs import config
 
 from trainer.core.own_modules import PACKAGES, ROOT, find_own_first, rename
 
+pytestmark = pytest.mark.more("names that are ours, in a user's directory")
+
 PROGRAMS = Path(sys.executable).parent
 RAISES = "raise RuntimeError('not the project')\n"
 # What the user's own model may import, and nobody before it.

@@ -111,6 +111,7 @@ def expected(folder, tmp_path_factory):
     return train(tmp_path_factory.mktemp("local"), "out", f"{folder}/rows")
 
 
+@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize("url", URLS)
 def test_data_at_any_url_trains_as_the_same_files_do(folder, http, whole, ftp, expected, tmp_path, url):
     assert train(tmp_path, "out", url.format(folder=folder, http=http, whole=whole, ftp=ftp)) == expected

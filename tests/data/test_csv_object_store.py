@@ -8,6 +8,8 @@ from object_store import object_store
 
 from trainer.core.errors import StorageError
 
+pytestmark = pytest.mark.more("test_object_store.py trains from S3")
+
 TEXT = "x,id,label\n" + "".join(f"{n}.5,{n % 90},{n % 2}\n" for n in range(600))
 CSV = {"cache": "s3://bucket/cache", "block_bytes": 1500}
 

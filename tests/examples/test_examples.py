@@ -62,12 +62,14 @@ def test_links_of_a_page_lead_somewhere(name):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.more("test_main_job.py types a model of one's own")
 def test_own_model(typing):
     run = typing("own_model") / "runs/gated"
     assert evaluated(run)["auc"] > LEAST_AUC
     assert (json.loads((run / "run.json").read_text()))["world_size"] == 2
 
 
+@pytest.mark.more("one example stands for all")
 def test_multi_task(typing):
     folder = typing("multi_task")
     found = evaluated(folder / "runs/shop")
@@ -77,6 +79,7 @@ def test_multi_task(typing):
     assert {"clicked", "bought", "seconds"} <= {*predictions}
 
 
+@pytest.mark.more("one example stands for all")
 def test_retrieval(typing):
     pytest.importorskip("faiss", reason="pip install faiss-cpu")
     folder = typing("retrieval", "uvicorn")
@@ -135,6 +138,7 @@ def test_the_notebook_is_python():
     assert all(ast.parse(cell) for cell in cells())
 
 
+@pytest.mark.more("one example stands for all")
 def test_the_notebook_reads_a_run(typing, monkeypatch):
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     monkeypatch.chdir(typing("notebook"))

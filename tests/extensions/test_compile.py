@@ -74,11 +74,13 @@ def folder(rows, tmp_path_factory):
     return folder
 
 
+@pytest.mark.more("compiles for a minute")
 @pytest.mark.parametrize("run", ["compiled", "micro", "ranks"])
 def test_losses_are_close_to_those_of_an_eager_run(folder, run):
     np.testing.assert_allclose(losses(folder / run), losses(folder / "eager"), rtol=1e-5)
 
 
+@pytest.mark.more("compiles for a minute")
 def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(folder):
     assert losses(folder / "resumed") == losses(folder / "compiled")
     expected, found = saved_tensors(folder / "compiled", STEPS), saved_tensors(folder / "resumed", STEPS)
@@ -93,6 +95,7 @@ def settings(rows):
     return Config.model_validate(job(rows, "")["config"])
 
 
+@pytest.mark.more("compiles for a minute")
 def test_another_batch_size_is_not_compiled_again(settings):
     files = find_files("data.train", settings.data.train, settings.data)
     with process_group() as context:
@@ -136,6 +139,7 @@ def ready(ratings, name, **changes):
     return Config.model_validate(ready_made(name, ratings, **changes))
 
 
+@pytest.mark.few(1, "one stands for all")
 def test_gradients_are_those_of_eager_torch(ratings, case, capsys):
     """From one graph, or from networks that are compiled one by one where one graph cannot have all."""
     name, changes = IN_PARTS.get(case, (case, {}))
@@ -153,6 +157,7 @@ def test_gradients_are_those_of_eager_torch(ratings, case, capsys):
         torch.testing.assert_close(compiled, gradients(model, batch), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.more("compiles")
 def test_a_second_model_of_a_process_has_its_own_graph(ratings):
     """Its dense part has weights of the same shapes, and other operations."""
     with process_group() as context:

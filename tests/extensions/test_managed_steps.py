@@ -11,6 +11,8 @@ from test_chaos_models import Job
 
 from trainer.models.embeddings import initial_rows
 
+pytestmark = pytest.mark.more("test_managed_ids.py has plain steps")
+
 BAD_ROW = 200  # of 256. Unshuffled, in 8 lanes of 32 rows and 4 steps an epoch, it is in the second step.
 BAD_STEPS = {2, 6}
 STEPS = 8

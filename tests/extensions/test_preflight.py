@@ -73,6 +73,7 @@ def test_a_rank_that_does_not_answer_is_named(file, tmp_path, rank):
     assert not (tmp_path / "out").exists()  # nothing to clean up before the next attempt
 
 
+@pytest.mark.more("a rank that does not answer stands for it")
 def test_two_ranks_that_cannot_exchange_data_are_named(file, tmp_path):
     code, output = run_disturbed(2, "cut_off", file, tmp_path / "out", 5)
     assert code == 1, output[-3000:]
@@ -82,6 +83,7 @@ def test_two_ranks_that_cannot_exchange_data_are_named(file, tmp_path):
     assert "LostRankError: preflight: no data passed" in output  # torchrun's summary shows it, too
 
 
+@pytest.mark.more("a rank that does not answer stands for it")
 def test_a_rank_whose_network_fails_is_named_with_the_reason(file, tmp_path):
     code, output = run_disturbed(2, "fail", file, tmp_path / "out", 5)
     assert code == 1, output[-3000:]

@@ -142,6 +142,7 @@ def test_a_resumed_run_profiles_the_rest_of_the_window(runs):
     assert losses(run)[: FIRST + 1] == losses(runs[0] / "off")[: FIRST + 1]
 
 
+@pytest.mark.more("a profile of a window stands for it")
 def test_a_running_job_is_profiled_on_request(rows, tmp_path):
     tree = config(rows, model__name="custom:unhurried", train__steps=1_000_000)
     job = Training(write_config(tmp_path / "config.toml", tree), tmp_path / "out").after_steps(5)

@@ -147,6 +147,7 @@ SIGNS = [
 """What tells how far a job is that is to be killed."""
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("ranks", ["late", 1, "managed", 2])
 @pytest.mark.parametrize("seed", range(10))
@@ -209,6 +210,7 @@ def test_ids_that_the_segments_before_did_not_have_are_let_go(undisturbed, week)
     assert overflowed == 0
 
 
+@pytest.mark.more("a detail")
 def test_jobs_take_the_segments_in_turn(undisturbed, week, tmp_path):
     assert "segment mon: 200 samples, steps 1 to 4" in train(week, tmp_path, until="mon")
     assert "there is no segment after mon" in train(week, tmp_path, until="mon")
@@ -219,6 +221,7 @@ def test_jobs_take_the_segments_in_turn(undisturbed, week, tmp_path):
     assert ledger(tmp_path / "out") == ledger(undisturbed[1])
 
 
+@pytest.mark.more("a detail")
 def test_metrics_may_be_others_from_one_job_to_the_next(week, tmp_path):
     train(week, tmp_path, until="mon")
     said = train(week, tmp_path, "--evaluate.metrics", "auc", "auprc", until="thu")
@@ -287,6 +290,7 @@ def test_late_and_changed_segments_are_trained_on_once_if_asked_for(undisturbed)
     assert ledger(more) == lines
 
 
+@pytest.mark.more("a detail")
 def test_a_late_segment_that_is_not_complete_holds_nothing_up(here, tmp_path):
     shutil.move(here / "day=mon", tmp_path / "mon")
     for day in here.iterdir():
@@ -301,6 +305,7 @@ def test_a_late_segment_that_is_not_complete_holds_nothing_up(here, tmp_path):
     assert [line["segment"] for line in ledger(tmp_path / "out")] == ["thu", "tue", "mon", "wed"]
 
 
+@pytest.mark.more("a detail")
 def test_a_segment_below_a_batch_is_passed_over_if_the_last_batch_is_dropped(here, tmp_path):
     shutil.rmtree(here / "day=mon")
     write_rows(here / "day=mon", [63])
@@ -317,6 +322,7 @@ def test_a_segment_below_a_batch_is_passed_over_if_the_last_batch_is_dropped(her
     assert lines == [("mon", 0, 0), ("thu", 90, 1), ("tue", 64, 2), ("wed", 150, 4)]
 
 
+@pytest.mark.more("a detail")
 def test_files_written_again_are_no_change_and_emptied_ones_are_passed_over(here, tmp_path):
     train(here, tmp_path, until="thu")
     write_rows(here / "day=mon", [100, 100], seed=0)
@@ -332,6 +338,7 @@ def test_files_written_again_are_no_change_and_emptied_ones_are_passed_over(here
     ]
 
 
+@pytest.mark.more("a rare fault")
 def test_lost_lines_of_the_ledger_are_not_taken_for_late_segments(undisturbed, week, tmp_path):
     shutil.copytree(undisturbed[1], tmp_path / "out")
     file = tmp_path / "out/segments.jsonl"
@@ -359,6 +366,7 @@ def test_skipped_segments_are_left_out(undisturbed, week, tmp_path):
     assert [line["segment"] for line in ledger(tmp_path / "out")] == ["mon", "wed", "tue"]
 
 
+@pytest.mark.more("a detail")
 def test_a_job_that_follows_ends_where_the_last_segment_is_skipped_or_empty(here, tmp_path):
     train(here, tmp_path, follow=True, until="thu", skip=["thu"])
     for file in (here / "day=tue").iterdir():
@@ -367,6 +375,7 @@ def test_a_job_that_follows_ends_where_the_last_segment_is_skipped_or_empty(here
     assert [line["segment"] for line in ledger(tmp_path / "out")] == ["mon", "thu", "tue"]
 
 
+@pytest.mark.more("a rare fault")
 def test_an_evaluation_before_a_kill_may_have_been_of_another_segment(here, tmp_path):
     """Of a segment that is then skipped, at the same step as that which is trained on in its place."""
     train(here, tmp_path, until="mon")

@@ -17,6 +17,8 @@ from trainer_process import Training, committed
 
 from trainer.extensions.managed_ids.blocks import Blocks
 
+pytestmark = pytest.mark.more("test_managed_ids.py has tables of one block")
+
 ROWS, GROWN = 6000, 7000
 STEPS, HALF, BATCH = 12, 6, 960
 LANES = 24  # for 8 ranks, and for 3
@@ -100,9 +102,8 @@ def test_each_rank_saves_its_own_rows(runs):
     assert max(sizes) <= ROWS / 8 * 1.1
 
 
-def test_a_rank_of_eight_is_killed_and_three_resume(request, runs, tmp_path):
-    if not request.config.getoption("all"):
-        pytest.skip("starts 8 ranks and kills one; --all runs it")
+@pytest.mark.sample(0)  # 8 ranks
+def test_a_rank_of_eight_is_killed_and_three_resume(runs, tmp_path):
     file = write_config(tmp_path / "config.toml", settings(runs["1"].parent / "data"))
     job = Training(file, tmp_path / "out", "--train.steps", "1000000", ranks=8)
     job.wait_until(lambda: HALF in committed(job.out))

@@ -14,6 +14,8 @@ from benchmarks.bench.models import make_ratings
 from benchmarks.bench.training import changed
 from trainer.config.root import READY_MADE, Config, load_config
 
+pytestmark = pytest.mark.more("computes for seconds")
+
 STEPS = 40
 SMALL = {
     "data.global_batch_size": 256,

@@ -6,6 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import config, launch_rounds, losses
 
+pytestmark = pytest.mark.more("test_sharding.py has one pooling")
+
 ROWS = 256
 POOLING = {"s0": "sum", "s1": "mean", "s2": "sum", "s3": "mean"}
 MIXED = {

@@ -19,6 +19,8 @@ from torchx_recsys.planner.topology import ACHIEVED, SYSTEMS
 from trainer.config.root import Config
 from trainer.training.sharded_model import build_unsharded_model
 
+pytestmark = pytest.mark.more("computes for seconds")
+
 AIMED_AT = 0.15
 RUNS = published()
 

@@ -23,6 +23,7 @@ def between(speeds):
     return 2 / speeds.all_to_all_byte / ACHIEVED, 1 / speeds.network_byte / ACHIEVED
 
 
+@pytest.mark.few(6, "six hosts stand for all")
 @pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.gpu])
 def test_memory_and_bandwidths_are_the_hosts(name):
     host, found = HOSTS[name], ranks_of(hardware=name)

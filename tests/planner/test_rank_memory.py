@@ -47,6 +47,7 @@ def write_figures(cases: list[str], file: Path) -> None:
     file.write_text(json.dumps(measure(cases)))
 
 
+@pytest.mark.more("measures real runs")
 def test_runs_take_the_memory_that_is_predicted(measured, tmp_path):
     file = tmp_path / "figures.json"
     run_forked(write_figures, measured, file, folder=tmp_path)

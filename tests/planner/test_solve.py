@@ -53,6 +53,7 @@ def test_options_of_equal_cost_are_told_apart_by_their_memory(kinds, share):
     np.testing.assert_allclose(relax(rated, allowed, memory).cost, expected, rtol=1e-9)
 
 
+@pytest.mark.few(8, "eight stand for all")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("memory", [(60, 200), (3, 200), (1, 1), (0.7, 2.5), (0.1, 0.1)])
 def test_the_bound_is_that_of_a_linear_program(memory, seed):

@@ -147,6 +147,7 @@ def try_all(origin, copy, file, tried, undisturbed):
     assert found == undisturbed
 
 
+@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize("case", range(FLIPS))
 @pytest.mark.sample(12)
 def test_another_bit_in_a_small_file_costs_no_checkpoint_and_ends_in_no_traceback(
@@ -165,6 +166,7 @@ FILES = [*(f"run/{name}" for name in RUN), "run/checkpoints/step-000000007/manif
 FILES += ["exports/current.json", "exports/step-7/manifest.json", "exports/step-6/signature.json"]
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.sample(6)

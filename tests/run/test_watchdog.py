@@ -28,6 +28,7 @@ def test_stuck_ranks_print_their_stack(file, tmp_path):
     assert 'loop.py", line' in job.output()
 
 
+@pytest.mark.more("waits")
 def test_a_collective_that_a_rank_does_not_join_in_time_ends_the_job(file, tmp_path):
     """Also in TorchRec's groups of a node, in which the ranks wait here."""
     flags = ["--train.stuck-seconds", "2", "--train.collective-timeout-seconds", "8"]

@@ -1,6 +1,6 @@
 """A stand-in for training, as a component of one's own: its curve follows the learning rate, and it resumes.
 
-`python curve.py OUT RATE` adds a line to OUT/evaluations.jsonl for each ten steps of 90, as the trainer does.
+`python curve.py OUT RATE SECONDS UNTIL` adds a line to OUT/evaluations.jsonl every ten steps of 90, as training does.
 """
 
 import json
@@ -14,7 +14,7 @@ from torchx.specs import AppDef, Resource, Role
 STEPS, EVERY = 90, 10
 
 
-def train(*args: str, config: str, out: str, seconds: float = 0.05) -> AppDef:
+def train(*args: str, config: str, out: str, seconds: float = 0.05, until: str = "") -> AppDef:
     """Trains.
 
     Args:
@@ -22,9 +22,10 @@ def train(*args: str, config: str, out: str, seconds: float = 0.05) -> AppDef:
         config: The configuration.
         out: The run directory.
         seconds: Between two evaluations.
+        until: A file that has to be there before the first evaluation.
     """
     rate = args[args.index("--optimizer.dense.learning_rate") + 1]
-    words = [str(Path(__file__).resolve()), out, rate, str(seconds)]
+    words = [str(Path(__file__).resolve()), out, rate, str(seconds), until]
     return AppDef("curve", [Role("trainer", "", entrypoint="python", args=words, resource=Resource(1, 0, 100))])
 
 
@@ -33,13 +34,15 @@ def value(rate: float, step: int) -> float:
     return (1 - abs(rate - 0.5)) * (1 - abs(step - STEPS + EVERY) / STEPS)
 
 
-def main(out: Path, rate: float, seconds: float) -> None:
+def main(out: Path, rate: float, seconds: float, until: str) -> None:
     """Takes the steps that are left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     out.mkdir(parents=True, exist_ok=True)
     file = out / "evaluations.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     (out / "starts").open("a").write(f"{len(lines)}\n")
+    while until and not Path(until).exists():
+        time.sleep(0.05)
     for step in range((len(lines) + 1) * EVERY, STEPS + 1, EVERY):
         time.sleep(seconds)
         with file.open("a") as appended:
@@ -47,4 +50,4 @@ def main(out: Path, rate: float, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
 
+from fsspec.config import conf, set_conf_env
+
 from torchx_recsys.apps.runs import local_job
 from trainer.core.own_modules import find_own_first
 
@@ -137,6 +139,7 @@ def _call(
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    set_conf_env(conf)  # fsspec has read its variables when it was imported
     for stream, file in ((1, output), (2, errors)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     if user:

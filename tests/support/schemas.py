@@ -1,34 +1,29 @@
 """The schemas that a cluster checks objects with: CustomResourceDefinitions, and Kubernetes' own for pods."""
 
-import os
+import json
+import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import yaml
 
-FOLDER = Path(os.environ.get("TORCHX_RECSYS_CRDS", Path(__file__).parents[3] / "shared/data/crds"))
-MISSING = f"no CustomResourceDefinitions in {FOLDER}: set TORCHX_RECSYS_CRDS to a directory that has them"
+FOLDER = Path(__file__).with_name("data") / "crds"
 KUBERNETES = "1.37"
-
-
-def available() -> bool:
-    """Whether the definitions are there."""
-    return FOLDER.is_dir()
 
 
 @cache
 def definitions() -> dict[tuple[str, str], dict]:
     """The schema of each custom resource, by its apiVersion and kind."""
     found = {}
-    for file in sorted(FOLDER.glob("*.yaml")):
-        for crd in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader):
-            for version in crd["spec"]["versions"]:
-                key = f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"]
-                schema = strict(version["schema"]["openAPIV3Schema"])
-                schema["properties"]["metadata"] = {"type": "object"}
-                found[key] = schema
+    for file in sorted(FOLDER.glob("*.json")):
+        spec = json.loads(file.read_text())["spec"]
+        for version in spec["versions"]:
+            schema = strict(version["schema"]["openAPIV3Schema"])
+            schema["properties"]["metadata"] = {"type": "object"}
+            found[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
     return found
 
 
@@ -66,3 +61,20 @@ def validate_pod(template: dict) -> None:
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
     except kubernetes_validate.ValidationError as error:
         raise ValueError(error.message) from error
+
+
+def without_descriptions(part: Any) -> Any:
+    """Returns a definition without the nine tenths of it that no check reads."""
+    if isinstance(part, list):
+        return [without_descriptions(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {key: value for key, value in part.items() if key != "description" or not isinstance(value, str)}
+    return {key: without_descriptions(value) for key, value in kept.items()}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        for crd in yaml.load_all(Path(name).read_text(), Loader=yaml.CSafeLoader):
+            file = FOLDER / f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.json"
+            file.write_text(json.dumps(without_descriptions(crd), separators=(",", ":")) + "\n")

@@ -187,6 +187,8 @@ class Cluster:
                 self.start_node(node)
             self._stopping.callback(self._stop_nodes)
             self._wait_for(self._has_idle_nodes)
+            if self.dbd:
+                self._wait_for(self._is_registered)
             self._start_ticker()
             self._stopping = on_failure.pop_all()
         return self
@@ -204,6 +206,11 @@ class Cluster:
     def _has_idle_nodes(self) -> bool:
         states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
         return states.count("idle") == len(self.nodes)
+
+    def _is_registered(self) -> bool:
+        """Whether slurmdbd knows where the controller is, by which other clusters reach it."""
+        words = ("sacctmgr", "--noheader", "--parsable2", "show", "cluster", self.name, "format=ControlHost")
+        return bool(self.run(*words, check=False).strip())
 
     def start_node(self, node: str) -> None:
         """Switches a node on."""

@@ -48,6 +48,7 @@ def test_the_page_has_everything_and_needs_nothing(page):
         assert f"<h2>{title}</h2>" in text
 
 
+@pytest.mark.few(1, "one width stands for all")
 @with_a_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_browser_shows_it_without_a_server(page, width):

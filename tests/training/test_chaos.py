@@ -28,6 +28,8 @@ from trainer_process import Training, committed, is_running
 
 from torchx_recsys.apps.runs.saved_tensors import read_tensors
 
+pytestmark = pytest.mark.more("test_resume.py and test_preemption.py interrupt at one moment")
+
 ROWS, BATCH = 1280, 64  # 20 steps an epoch
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
 MICRO_BATCHES = {2: 2, 0: 1}  # by ranks

@@ -20,6 +20,8 @@ from jobs import losses, saved_tensors
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_chaos import evaluations, text_of
 
+pytestmark = pytest.mark.more("test_resume.py and test_preemption.py interrupt at one moment")
+
 RANKS, STEPS, INTERRUPTIONS = 2, 40, 3
 SAVE_EVERY, EVALUATE_EVERY = 4, 10
 MOST_STEPS, MOST_SECONDS = 7, 0.1  # that an interruption comes after a start

@@ -9,6 +9,8 @@ import pytest
 import torch
 from jobs import config, launch, losses, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("test_sharding.py compares plans")
+
 PLANS = [
     "table_wise",
     "row_wise",

@@ -20,6 +20,8 @@ from trainer_process import Training, committed, ranks_of
 
 from components import dlrm
 
+pytestmark = pytest.mark.more("waits until torchrun misses nodes, twice")
+
 
 @pytest.fixture
 def start_node():

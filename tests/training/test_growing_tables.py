@@ -44,6 +44,7 @@ def grown(tmp_path_factory):
     return folder
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("kind", KINDS)
 def test_old_rows_stay_and_new_ones_start_as_in_a_new_run(grown, kind):
     fresh = [{"config": tree_of(grown, kind, 1, MORE), "out": str(grown / f"fresh-{kind}")}]

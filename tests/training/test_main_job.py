@@ -165,6 +165,7 @@ def test_the_same_command_with_more_steps_resumes(half_hour, run, done, steps):
     assert found[-1] == steps
 
 
+@pytest.mark.more("test_segments.py trains on days")
 def test_days_are_trained_on_as_the_pages_show_it(half_hour, path):
     folder, _ = half_hour
     pages = "".join((ROOT / f"docs/guides/{name}.md").read_text() for name in ("continuous", "publishing"))
@@ -189,6 +190,7 @@ def test_days_are_trained_on_as_the_pages_show_it(half_hour, path):
     assert json.loads((exports / "current.json").read_text()) == {"directory": first}  # after the rollback
 
 
+@pytest.mark.more("test_sharding.py compares numbers of ranks")
 def test_two_nodes_train_as_one_does(half_hour, tmp_path, path):
     """Two agents on this machine meet at a port of their own, and so do those of another job at the same time."""
     folder, _ = half_hour
@@ -214,6 +216,7 @@ def test_two_nodes_train_as_one_does(half_hour, tmp_path, path):
         assert lines(tmp_path / out / "metrics.jsonl")[0]["loss"] == pytest.approx(reference["loss"], rel=1e-5)
 
 
+@pytest.mark.more("test_sharding.py compares plans")
 def test_data_parallel_is_the_same_training(half_hour, tmp_path, path):
     """Up to the first evaluation, which is that of another number of steps than a whole run's."""
     folder, _ = half_hour
@@ -233,6 +236,7 @@ def test_data_parallel_is_the_same_training(half_hour, tmp_path, path):
     assert replicated["auc"] == pytest.approx(sharded["auc"], abs=2e-3)
 
 
+@pytest.mark.more("a minute; MovieLens reaches its AUC")
 def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path, path, request):
     """The more rows, the closer."""
     rows, distance = (1_000_000, 0.01) if request.config.getoption("all") else (200_000, 0.02)
@@ -246,6 +250,7 @@ def test_synthetic_comes_close_to_the_best_possible_auc(tmp_path, path, request)
     assert best - distance < test["auc"] <= best
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS.glob("*.toml")])
 def test_every_preset_can_be_planned(name):

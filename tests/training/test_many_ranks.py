@@ -12,9 +12,8 @@ from trainer_process import Training, committed
 RANKS, FEWER, STEPS, SAVED = 32, 16, 12, 4
 
 
-def test_a_rank_of_many_is_killed_and_half_as_many_resume(request, tmp_path):
-    if not request.config.getoption("all"):
-        pytest.skip("starts 32 ranks; --all runs it")
+@pytest.mark.sample(0)  # 32 ranks
+def test_a_rank_of_many_is_killed_and_half_as_many_resume(tmp_path):
     changes = {"train__steps": STEPS, "checkpoint__every_steps": SAVED, "data__lanes": RANKS}
     tree = config(write_rows(tmp_path / "data", [2000, 1840]), **changes)
     file = write_config(tmp_path / "config.toml", tree)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from jobs import config, launch_rounds, losses, numbers_of_ranks, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("test_tasks.py and test_sequences.py have micro-batches")
+
 PARTS = [2, 4, 8]
 STEPS = 12  # three epochs, each of whose last batch is short
 MODELS = {"dlrm": {"name": "dlrm"}, "own": {"name": "custom:sum_of_embeddings", "arguments": {"depth": 3}}}

@@ -13,6 +13,8 @@ from torchx.specs import macros
 
 from components import dlrm
 
+pytestmark = pytest.mark.more("hosts without names")
+
 
 @pytest.fixture
 def hosts(tmp_path):

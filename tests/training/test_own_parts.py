@@ -70,6 +70,7 @@ def plant_a_bug(directory, part):
     (directory / "my_tasks.py").write_text(source.replace(line, bug + line))
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("part", FIRST_LINES)
 def test_a_bug_is_shown_with_its_traceback_and_its_rank(directory, part):
     plant_a_bug(directory, part)

@@ -4,6 +4,8 @@ import pytest
 from command import run_trainer, write_config
 from jobs import config
 
+pytestmark = pytest.mark.more("tests of the tests")
+
 
 def assert_bug(code, stderr, error):
     assert code == 1, stderr

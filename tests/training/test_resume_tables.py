@@ -4,6 +4,8 @@ import pytest
 import torch
 from jobs import config, launch, losses, saved_tensors, write_rows
 
+pytestmark = pytest.mark.more("test_resume.py resumes")
+
 EPOCH = 4  # steps
 CASES = {
     "adam": ("row_wise", {"name": "adam", "learning_rate": 0.01, "weight_decay": 0.1}, "fp32"),

@@ -112,6 +112,7 @@ def test_training_ends_early_with_a_checkpoint_and_the_final_evaluation(runs):
     assert (facts["state"], facts["step"]) == ("finished", END)
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize("name", ["again", "killed", "unevaluated", "untested"])
 def test_the_same_command_ends_in_the_same_way(runs, name):
     """After the end at once; killed before it, in the evaluation that decides, or in the last one."""
@@ -121,6 +122,7 @@ def test_the_same_command_ends_in_the_same_way(runs, name):
     assert all(torch.equal(value, other[key]) for key, value in straight.items())
 
 
+@pytest.mark.more("a detail")
 def test_with_more_patience_the_same_run_trains_on(runs):
     straight, longer = saved_tensors(runs / "off", 16), saved_tensors(runs / "longer", 16)
     assert straight.keys() == longer.keys()

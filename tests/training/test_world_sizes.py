@@ -10,6 +10,8 @@ from jobs import config, losses, write_rows
 from row_recorder import RowLog
 from trainer_process import Training
 
+pytestmark = pytest.mark.more("test_resume.py goes on on another number of ranks once")
+
 ROWS, BATCH, STEPS = 640, 64, 40  # 10 steps an epoch
 INTERRUPT_AFTER = 7  # steps, which are not those of a save
 WORLD_SIZES = [4, 2, 1, 4]

@@ -152,9 +152,11 @@ class RunDirectory:
             self.fs.upload(copy.name, self.path(name))
 
     def download(self, name: str, path: str) -> None:
-        """Copies a file, if it exists, to a path on this host."""
+        """Copies a file, if it exists, over one on this host."""
+        fresh = f"{path}.new"  # as gcsfs deletes a file whose source does not exist
         with suppress(FileNotFoundError):
-            self.fs.get_file(self.path(name), path)
+            self.fs.get_file(self.path(name), fresh)
+            os.replace(fresh, path)
 
     def write(self, name: str, text: str) -> None:
         """Writes a file whole: a reader finds the old or the new text, even after a power cut.

@@ -89,6 +89,7 @@ def test_a_machine_without_clusters_is_well(doctor, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("asked", "check", "remedy"),
@@ -115,6 +116,7 @@ def test_the_library_that_a_url_needs_is_named(doctor, tmp_path):
     assert (code, found["--storage"][2]) == (1, "pip install s3fs")
 
 
+@pytest.mark.more("a detail")
 def test_two_distributions_of_torchx_are_wrong(doctor, tmp_path):
     code, found = doctor(PYTHONPATH=installed(tmp_path, "torchx", "0.7.0"))
     assert code == 1
@@ -122,6 +124,7 @@ def test_two_distributions_of_torchx_are_wrong(doctor, tmp_path):
     assert found["TorchX"][2].startswith("pip uninstall -y torchx torchx-nightly && pip install torchx-nightly==2026")
 
 
+@pytest.mark.more("a detail")
 def test_a_plugin_of_the_same_name_from_elsewhere_is_wrong(doctor, tmp_path):
     entry = "[torchx.schedulers]\nlocal_cwd = somewhere:create_scheduler\n"
     code, found = doctor(PYTHONPATH=installed(tmp_path, "another-torchx-plugin", "1.0", entry))
@@ -136,18 +139,21 @@ def test_versions_that_do_not_match_are_wrong(doctor, tmp_path):
     assert found["torch"][2].startswith("install a triple: pip install 'torchx-recsys[cpu]'")
 
 
+@pytest.mark.more("a detail")
 def test_versions_that_are_allowed_but_no_triple_are_wrong(doctor, tmp_path):
     code, found = doctor(PYTHONPATH=installed(tmp_path, "torchrec", "1.9.2"))
     assert code == 1
     assert "goes with torchrec 1.8 and fbgemm-gpu-cpu 1.8" in found["torch"][1]
 
 
+@pytest.mark.more("a detail")
 def test_both_packages_of_fbgemm_are_wrong(doctor, tmp_path):
     code, found = doctor(PYTHONPATH=installed(tmp_path, "fbgemm-gpu", "1.8.0"))
     assert code == 1
     assert "overwrite each other's files" in found["torch"][1]
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(
     ("module", "message"),
     [("raise OSError('libcuda is broken')", "libcuda is broken"), ("import os; os.abort()", "died of SIGABRT")],
@@ -207,6 +213,7 @@ def test_what_is_installed_on_a_cluster(doctor, cluster):
     assert found["Volcano"][2].startswith("have it installed: https://volcano.sh/")
 
 
+@pytest.mark.more("a detail")
 def test_a_jobset_that_is_too_old_is_wrong_only_if_it_is_asked_for(doctor, cluster):
     pytest.importorskip("kubernetes", reason="pip install 'torchx-recsys[kubernetes]'")
     _, file, answers = cluster
@@ -219,6 +226,7 @@ def test_a_jobset_that_is_too_old_is_wrong_only_if_it_is_asked_for(doctor, clust
     assert (code, found["JobSet"][0]) == (0, "note")
 
 
+@pytest.mark.more("waits")
 def test_a_cluster_that_does_not_answer(doctor, cluster):
     pytest.importorskip("kubernetes", reason="pip install 'torchx-recsys[kubernetes]'")
     server, file, _ = cluster

@@ -83,6 +83,7 @@ def test_log_of_a_job_that_has_not_started_ends_with_the_reason(cluster, torchx,
     assert f"{handle} is PENDING: pods started: 0 of 1; ImagePullBackOff" in log.stderr
 
 
+@pytest.mark.more("waits")
 def test_follow_says_why_a_job_waits_before_it_starts_and_after_a_restart(cluster, environment, submit):
     cluster.why_unschedulable = "no node has a GPU"
     script = "echo attempt; while ! test -e go; do sleep 0.05; done; test -e tried || { touch tried; exit 3; }"
@@ -100,6 +101,7 @@ def test_follow_says_why_a_job_waits_before_it_starts_and_after_a_restart(cluste
         assert "sh/0 attempt\n" in follow.communicate(timeout=600)[0]
 
 
+@pytest.mark.more("waits; test_jobset_restarts.py has failures")
 def test_a_failing_replica_is_named_with_its_exit_code_and_last_words(cluster, quick, submit, status):
     script = "test $TORCHX_REPLICA_ID = 0 && echo fine && sleep 60; echo bad; exit 7"
     handle = finish(cluster, submit(script, replicas=2))
@@ -153,6 +155,7 @@ def test_cancel_lets_the_job_save_and_keeps_it_to_be_asked_for(cluster, quick, s
     assert handle not in quick("list", "-s", "jobset")
 
 
+@pytest.mark.more("waits")
 def test_a_queue_admits_whole_jobs_and_a_cancelled_one_frees_its_quota(cluster, quick, submit, status):
     cluster.queues = {"team-a": 2}
     first = submit("sleep 100", cfg="queue=team-a", replicas=2)
@@ -200,6 +203,7 @@ def test_log_between_two_times(cluster, submit):
         assert list(runner.log_lines(handle, "sh", 0, until=between)) == ["early\n"]
 
 
+@pytest.mark.more("waits")
 def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environment, submit):
     script = (
         "echo attempt; while ! test -e go; do sleep 0.05; done; test -e tried || { touch tried; exit 3; }; echo end"
@@ -212,12 +216,14 @@ def test_follow_goes_on_through_a_restart_until_the_job_ends(cluster, environmen
     assert follow.communicate(timeout=600)[0] == f"{again}sh/0 end\n"
 
 
+@pytest.mark.more("a rare fault")
 def test_follow_loses_and_repeats_nothing_when_its_connection_is_closed(cluster, quick, submit):
     cluster.cut_log_after = 2
     handle = submit("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done")
     assert quick("log", "-t", f"{handle}/sh/0") == "".join(f"sh/0 {i}\n" for i in range(1, 6))
 
 
+@pytest.mark.more("a detail")
 def test_follow_pauses_where_a_log_has_ended_and_its_pod_still_runs(monkeypatch):
     """A kubelet reports the end of a container late; until then its log, which is empty by now, ends at once."""
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "sh", "batch.kubernetes.io/job-completion-index": "0"}

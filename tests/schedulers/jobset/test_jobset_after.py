@@ -52,6 +52,7 @@ def test_restricted_pods_are_admitted_and_that_of_the_waiter_too(cluster, submit
     assert status(finish(cluster, second))["state"] == "SUCCEEDED"
 
 
+@pytest.mark.more("a detail")
 def test_it_waits_for_a_job_that_starts_again_and_starts_again_itself(cluster, submit, status):
     once = "test -e {0} && exit 0; touch {0}; exit 3"
     first = submit(f"{HELD}; {once.format('first')}", "--max_retries", "1")
@@ -63,6 +64,7 @@ def test_it_waits_for_a_job_that_starts_again_and_starts_again_itself(cluster, s
     assert status(first)["num_restarts"] == 1
 
 
+@pytest.mark.more("a detail")
 def test_a_predecessor_that_has_been_deleted_since_does_not_matter_to_a_restart(cluster, submit, status, quick):
     first = submit("true")
     held = "test -e tried && exit 0; touch tried; until test -e go; do sleep 0.05; done; exit 3"
@@ -73,6 +75,7 @@ def test_a_predecessor_that_has_been_deleted_since_does_not_matter_to_a_restart(
     assert status(finish(cluster, second))["state"] == "SUCCEEDED"
 
 
+@pytest.mark.few(1, "one end stands for all")
 @pytest.mark.parametrize("end", ["failed", "cancelled", "deleted"])
 def test_it_does_not_start_after_one_that_did_not_succeed(cluster, submit, status, quick, end):
     first = submit(f"{HELD}; exit 3")
@@ -91,6 +94,7 @@ def test_it_does_not_start_after_one_that_did_not_succeed(cluster, submit, statu
     assert not (cluster.image / "started").exists()
 
 
+@pytest.mark.more("a rare fault")
 def test_the_pod_that_waits_outlasts_a_server_that_does_not_answer(cluster, submit, status, monkeypatch):
     first = submit(HELD)
     get, asked = cluster.get, []
@@ -133,6 +137,7 @@ def test_a_service_account_without_the_right_is_named(cluster, submit, status, m
     assert answer["msg"] == (f"not started: the pod's ServiceAccount may not read {first}; see docs/guides/after.md")
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(
     ("cfg", "text"),
     [

@@ -166,7 +166,6 @@ def test_arguments_and_variables_arrive_as_given(cluster, quick):
     assert json.loads(printed) == [[awkward], "$(HOME) and more", handle]
 
 
-@pytest.mark.skipif(not schemas.available(), reason=schemas.MISSING)
 def test_a_cluster_that_validates_strictly_takes_the_job(cluster, quick):
     cluster.validate = lambda resource: schemas.validate(resource) if resource["kind"] == "JobSet" else None
     quick("run", "-s", "jobset", "-cfg", "queue=team-a,ttl_seconds=60", *SHELL, "true")

@@ -14,6 +14,8 @@ from shells import wait_for
 from schedulers.jobset import after
 from torchx_recsys.pipelines import actions
 
+pytestmark = pytest.mark.more("pipelines are tested on local_cwd")
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):

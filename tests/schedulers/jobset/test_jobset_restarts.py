@@ -27,6 +27,7 @@ def test_wrong_input_is_never_tried_again_and_its_line_is_in_the_status(cluster,
     assert "wrong input: data.glob: no such file" in quick("status", handle)
 
 
+@pytest.mark.more("waits")
 def test_a_job_runs_until_the_other_replica_of_a_failed_one_has_left(cluster, submit, status):
     """As on a node that is gone, whose pod leaves only when the cluster gives the node up."""
     script = "test $TORCHX_REPLICA_ID = 1 && exit 3; trap 'until test -e left; do sleep 0.05; done; exit 0' TERM; "
@@ -45,6 +46,7 @@ def test_an_exit_code_of_its_own_decides_nothing_without_an_outcome(cluster, sub
     assert (answer["state"], answer["num_restarts"]) == ("FAILED", 1)
 
 
+@pytest.mark.more("waits")
 def test_stops_that_gain_nothing_are_bounded(cluster, submit, status):
     script = "echo stopped at step 5, nothing saved > $TORCHX_OUTCOME_FILE; exit 1"
     answer = status(finish(cluster, submit(script, cfg="max_free_restarts=1")))
@@ -69,6 +71,7 @@ def ready(cluster, attempt):
     return None
 
 
+@pytest.mark.more("waits")
 def test_evictions_that_gain_nothing_are_bounded(cluster, submit, status):
     handle = submit("trap 'exit 1' TERM; echo ready; while :; do sleep 0.1; done", cfg="max_free_restarts=1")
     evict_twice(cluster)
@@ -77,6 +80,7 @@ def test_evictions_that_gain_nothing_are_bounded(cluster, submit, status):
     assert "last: its pod was taken away" in answer["msg"]
 
 
+@pytest.mark.more("a detail")
 def test_a_checkpoint_saved_on_the_way_is_a_gain(cluster, submit, status):
     """The first attempts are evicted after they have saved; the third ends well."""
     script = """
@@ -99,6 +103,7 @@ exit 1
 """
 
 
+@pytest.mark.few(1, "one kind stands for all")
 @pytest.mark.parametrize(("evicted", "telling"), [(0, 1), (1, 0), (1, 1)])
 def test_stops_and_evictions_do_not_use_up_retries(cluster, submit, status, evicted, telling):
     """All replicas leave with 1, as torchrun does after a signal, and only that of rank 0 has the outcome."""

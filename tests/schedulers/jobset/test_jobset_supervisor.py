@@ -58,6 +58,7 @@ def no_host(tmp_path):
     return f"{getent.parent}:{os.environ['PATH']}"
 
 
+@pytest.mark.few(3, "three stand for all")
 @pytest.mark.parametrize(
     ("script", "code"),
     [
@@ -134,7 +135,7 @@ def test_once_free_restarts_are_used_up_each_attempt_has_to_save(supervise, tmp_
 
 def test_a_signal_in_the_moment_that_a_replica_starts_reaches_it(start):
     replica = start(LEAVES, prolong="child=$!")
-    assert replica.wait(timeout=60) == 1
+    assert replica.wait(timeout=600) == 1
 
 
 def test_a_job_has_a_last_restart_whatever_it_gained(supervise, tmp_path):
@@ -143,6 +144,7 @@ def test_a_job_has_a_last_restart_whatever_it_gained(supervise, tmp_path):
     assert not (tmp_path / "began").exists()
 
 
+@pytest.mark.more("waits")
 def test_restarts_back_off_and_a_signal_ends_the_pause(start, tmp_path):
     replica = start("touch began", TORCHX_RESTARTS="6")
     assert replica.stdout.readline() == "[torchx] restart 6 begins in 32 s\n"

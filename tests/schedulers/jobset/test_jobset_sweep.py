@@ -7,6 +7,8 @@ import curve
 import pytest
 import tomli_w
 
+pytestmark = pytest.mark.more("sweeps are tested on local_cwd")
+
 
 @pytest.mark.sample(0)  # the same as here and on Slurm
 def test_trials_run_and_are_stopped_early(cluster, quick, tmp_path):

@@ -68,12 +68,10 @@ def test_objects_are_as_in_the_golden_files(manifests, scheduler, component):
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-@pytest.mark.skipif(not schemas.available(), reason=schemas.MISSING)
 def test_objects_are_valid_for_the_real_definitions(manifests, case):
     schemas.validate(manifests[case])
 
 
-@pytest.mark.skipif(not schemas.available(), reason=schemas.MISSING)
 def test_the_definitions_refuse_what_is_wrong(manifests):
     wrong = copy.deepcopy(manifests["jobset", "dlrm.multi_node"])
     wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["backofflimit"] = 0

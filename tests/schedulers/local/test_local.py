@@ -130,6 +130,7 @@ def test_cancel_lets_the_job_say_goodbye(torchx, tmp_path):
     assert torchx("log", "--streams", "stdout", f"{handle}/sh/0").stdout.endswith("sh/0 saving\nsh/0 saved\n")
 
 
+@pytest.mark.more("a rare fault")
 def test_cancel_kills_what_does_not_leave_sessions_of_their_own_too(torchx, tmp_path):
     stubborn = f"trap '' TERM; setsid sh -c 'echo $$$$ > {tmp_path}/child; sleep 600' & {waiting(tmp_path / 'go')}"
     handle = torchx.detached(*SH, stubborn, cfg=",grace_seconds=1")
@@ -149,6 +150,7 @@ def test_a_failed_replica_ends_the_others(torchx, tmp_path):
     assert status["msg"] == "sh/0 was killed by SIGTERM, sh/1 ended with exit code 5"
 
 
+@pytest.mark.more("test_restarts.py counts retries")
 def test_failures_are_retried_as_often_as_asked(torchx, tmp_path):
     script = f"echo x >> {tmp_path}/attempts; [ $(wc -l < {tmp_path}/attempts) -ge $1 ]"
     retried = ("utils.sh", "--max_retries", "2", "--", "exec", "sh", "-c", script, "sh")
@@ -172,6 +174,7 @@ def test_wrong_input_is_never_tried_again_and_said_in_the_status(torchx):
     assert status["msg"].startswith("wrong input: configuration 'nowhere.toml'")
 
 
+@pytest.mark.more("test_restarts.py has outcomes")
 def test_the_outcome_that_a_job_leaves_decides(torchx, tmp_path):
     """Stopped in order: started again, without using up retries. Finished: not again, whatever the exit code."""
     script = f"""
@@ -188,6 +191,7 @@ def test_the_outcome_that_a_job_leaves_decides(torchx, tmp_path):
     assert (status["state"], status["msg"], status["num_restarts"]) == ("SUCCEEDED", "finished at step 9", 2)
 
 
+@pytest.mark.more("a race")
 def test_a_job_that_stopped_because_it_was_cancelled_stays_so(torchx, tmp_path):
     script = f"trap 'echo stopped at step 5 > $TORCHX_OUTCOME_FILE; exit 1' TERM; {waiting(tmp_path / 'go')}"
     handle = torchx.detached(*SH, script)
@@ -197,6 +201,7 @@ def test_a_job_that_stopped_because_it_was_cancelled_stays_so(torchx, tmp_path):
     assert (status["state"], status["msg"], status["num_restarts"]) == ("CANCELLED", "stopped at step 5", 0)
 
 
+@pytest.mark.more("a rare fault")
 def test_a_job_whose_supervisor_is_killed_has_failed(torchx, tmp_path):
     handle = torchx.detached(*SH, f"trap 'echo asked > {tmp_path}/asked; exit' TERM; {waiting(tmp_path / 'go')}")
     wait_for(lambda: (tmp_path / "go.pid").exists())
@@ -213,6 +218,7 @@ def test_a_job_whose_supervisor_is_killed_has_failed(torchx, tmp_path):
     assert torchx("log", "-f", handle).stdout == "sh/0 waiting\n"
 
 
+@pytest.mark.more("a rare fault")
 def test_a_full_disk_is_named_in_the_status(torchx, tmp_path):
     torchx.state.mkdir()
     if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", torchx.state]).returncode:
@@ -230,6 +236,7 @@ def test_a_full_disk_is_named_in_the_status(torchx, tmp_path):
         subprocess.run(["umount", "--lazy", torchx.state], check=True)
 
 
+@pytest.mark.more("a rare fault")
 def test_delete_kills_what_a_killed_supervisor_left(torchx, tmp_path):
     handle = torchx.detached(*SH, f"trap '' TERM; {waiting(tmp_path / 'go')}")
     wait_for(lambda: (tmp_path / "go.pid").exists())
@@ -244,6 +251,7 @@ def test_delete_kills_what_a_killed_supervisor_left(torchx, tmp_path):
     assert torchx("status", handle).returncode == 1
 
 
+@pytest.mark.more("a rare fault")
 def test_another_process_with_the_number_of_a_dead_one_is_not_taken_for_it(torchx, tmp_path):
     handle = torchx.detached(*SH, f"trap '' TERM; {waiting(tmp_path / 'go')}")
     wait_for(lambda: (tmp_path / "go.pid").exists())
@@ -274,6 +282,7 @@ def test_delete_ends_a_running_job_and_forgets_it(torchx, tmp_path):
     assert not runs(int((tmp_path / "go.pid").read_text()))
 
 
+@pytest.mark.more("a rare fault")
 def test_following_ends_when_the_record_is_deleted(torchx, tmp_path):
     handle = torchx.detached(*SH, waiting(tmp_path / "go"))
     follower = torchx.open("log", "-f", handle)
@@ -282,12 +291,14 @@ def test_following_ends_when_the_record_is_deleted(torchx, tmp_path):
     assert follower.wait(60) == 0
 
 
+@pytest.mark.more("a detail")
 def test_a_job_that_a_job_submits_is_not_a_part_of_it(torchx, tmp_path):
     inner = f"torchx run -s local_cwd -cfg detach=True utils.sh --entrypoint sleep -- 600 > {tmp_path}/inner"
     assert torchx(*RUN, *SH, inner).returncode == 0
     assert torchx.status((tmp_path / "inner").read_text().strip())["state"] == "RUNNING"
 
 
+@pytest.mark.more("a race")
 def test_shells_do_not_get_in_one_anothers_way(torchx):
     shells = [torchx.open(*RUN, "-cfg", f"detach={number % 2 == 0}", *SH, f"echo {number}") for number in range(6)]
     lists = [torchx.open("list", "-s", "local_cwd") for _ in range(3)]
@@ -301,6 +312,7 @@ def test_shells_do_not_get_in_one_anothers_way(torchx):
     assert sorted(listed) == sorted([handle, "sh", "SUCCEEDED"] for handle in handles)
 
 
+@pytest.mark.more("a detail")
 def test_old_records_are_pruned_and_running_jobs_never(torchx, tmp_path):
     running = torchx.detached(*SH, waiting(tmp_path / "go"))
     ended = torchx(*RUN, *SH, ":").stdout.strip()
@@ -339,6 +351,7 @@ def test_a_directory_of_logs_that_cannot_be_made_is_one_line(torchx):
     assert torchx("list", "-s", "local_cwd").stdout.count("local_cwd://") == 0
 
 
+@pytest.mark.more("a detail")
 def test_log_dir_keeps_the_logs_when_the_record_is_gone(torchx, tmp_path):
     done = torchx(*RUN, "-cfg", f"log_dir={tmp_path}/logs", *SH, "echo kept")
     handle = done.stdout.strip()
@@ -347,6 +360,7 @@ def test_log_dir_keeps_the_logs_when_the_record_is_gone(torchx, tmp_path):
     assert (logs / "stdout.log").read_text() == (logs / "combined.log").read_text() == "kept\n"
 
 
+@pytest.mark.more("a detail")
 def test_programs_in_the_current_directory_come_last_or_first(torchx, tmp_path):
     for name in ("own-program", "id"):
         (tmp_path / name).write_text("#!/bin/sh\necho mine\n")

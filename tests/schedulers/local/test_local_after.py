@@ -45,6 +45,7 @@ def test_it_waits_for_a_job_that_starts_again(torchx, tmp_path):
     assert torchx.wait_for_end(second)["state"] == "SUCCEEDED"
 
 
+@pytest.mark.few(1, "one end stands for all")
 @pytest.mark.parametrize("end", ["failed", "cancelled", "lost its supervisor", "is gone"])
 def test_it_does_not_start_after_one_that_did_not_succeed(torchx, tmp_path, end):
     go = tmp_path / "go"
@@ -89,6 +90,7 @@ def test_a_shell_shows_what_its_job_waits_for(torchx, tmp_path):
     assert lines == [f"sh/0 torchx: waits for {first} (RUNNING)", "sh/0 then"]
 
 
+@pytest.mark.more("a detail")
 def test_several_jobs_that_have_ended_already(torchx):
     good, bad = (torchx(*RUN, *SH, f"exit {code}").stdout.strip() for code in (0, 3))
     done = torchx(*RUN, "-cfg", f"after={good},after_any={good},{bad}", *SH, "echo then")

@@ -39,6 +39,7 @@ def test_the_error_of_the_rank_that_failed_first_is_the_last_that_run_prints(tor
     assert "hunter2" not in status
 
 
+@pytest.mark.more("one failure stands for all")
 def test_of_several_replicas_it_is_that_of_the_first_that_failed_in_the_last_attempt(torchx, tmp_path):
     script = f"""
         [ $1 = 0 ] && {{ trap 'echo interrupted >&2; exit 1' TERM; touch {tmp_path}/trap; }}
@@ -52,6 +53,7 @@ def test_of_several_replicas_it_is_that_of_the_first_that_failed_in_the_last_att
     assert json.loads(status["structured_error_msg"])["errorCode"] == 5
 
 
+@pytest.mark.more("one failure stands for all")
 def test_an_earlier_attempt_is_not_blamed(torchx, tmp_path):
     script = f"[ -e {tmp_path}/x ] && exit 3; touch {tmp_path}/x; echo early >&2; exit 3"
     done = torchx(*RUN, "utils.sh", "--max_retries", "1", "--", "exec", "sh", "-c", script)

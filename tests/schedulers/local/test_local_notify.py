@@ -31,6 +31,7 @@ def told(torchx, box, count=1):
     return box.hooked
 
 
+@pytest.mark.few(1, "one end stands for all")
 @pytest.mark.parametrize("end", ["succeeds", "fails", "is cancelled", "is killed", "loses its supervisor"])
 def test_each_end_is_told_once(torchx, box, tmp_path, end):
     go = tmp_path / "go"
@@ -67,6 +68,7 @@ def test_mail_has_the_first_error_and_no_secret(torchx, box):
     assert "hush" not in mail
 
 
+@pytest.mark.more("waits")
 def test_a_server_that_does_not_answer_delays_only_the_message(torchx, box):
     assert torchx(*RUN, "-cfg", "notify=dead", *SH, ":").returncode == 0
     wait_for(lambda: [*notifiers(torchx).values()] == ["FAILED"])

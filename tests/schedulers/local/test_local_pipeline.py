@@ -113,6 +113,7 @@ def test_a_step_with_other_inputs_is_run_again_with_those_after_it(torchx):
     assert sorted(file.done()) == [*sorted("abcbcca"), "other"]
 
 
+@pytest.mark.more("a race")
 def test_a_step_that_runs_is_not_run_beside_itself(torchx):
     file = File(torchx, a=(held(),), b=("true", "a"))
     file.run()
@@ -163,6 +164,7 @@ def test_steps_after_one_that_fails_while_they_are_submitted_are_refused(torchx)
     assert [state for state, *_ in file.status().values()][2:] == ["NOT SUBMITTED"] * 2
 
 
+@pytest.mark.more("a rare fault")
 def test_the_job_of_a_submitter_that_was_killed_is_found_again(torchx):
     file = File(torchx, a=(held(),), b=("true",), c=("true",))
     file.run("--only", "a")
@@ -185,6 +187,7 @@ def test_the_job_of_a_submitter_that_was_killed_is_found_again(torchx):
     assert sorted(file.done()) == ["a", "b", "c"]
 
 
+@pytest.mark.more("a race")
 def test_two_shells_do_not_submit_one_step_twice(torchx):
     file = File(torchx, a=(held(),), b=(held(),))
     shells = [torchx.open("pipeline", "run", file.file, cwd=file.folder) for _ in range(3)]
@@ -195,6 +198,7 @@ def test_two_shells_do_not_submit_one_step_twice(torchx):
         assert shell.returncode == 0 or "is writing to; wait for it, stop it or choose another out" in text
 
 
+@pytest.mark.more("a race")
 def test_a_shell_waits_for_another_that_submits(torchx):
     file = File(torchx, a=("true",))
     with Record(str(file.folder / "out"), "pipeline", "pipeline").alone():
@@ -206,6 +210,7 @@ def test_a_shell_waits_for_another_that_submits(torchx):
     assert verbs(said) == {"a": "submitted"}, errors
 
 
+@pytest.mark.more("random moments")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", range(8))
 def test_whatever_is_killed_each_step_succeeds_once(torchx, moment):

@@ -125,6 +125,7 @@ def test_trials_are_stopped_early_and_optuna_reads_the_journal(torchx):
     assert "out/sweep.html" in said
 
 
+@pytest.mark.more("a rare fault")
 def test_what_a_killed_sweep_leaves_of_its_journal_holds_up_nobody(torchx):
     sweep = Sweep(torchx, trials=1, pruner="none")
     sweep("run")
@@ -155,6 +156,7 @@ def test_a_sweep_that_is_cancelled_goes_on(torchx):
         assert [line["step"] for line in sweep.evaluations(number)] == [*range(10, 91, 10)]
 
 
+@pytest.mark.more("a detail")
 def test_a_trial_that_is_cancelled_by_hand_is_not_begun_again(torchx):
     sweep = Sweep(torchx, trials=2, at_once=1, pruner="none", arguments={"config": "movielens", "seconds": 0.6})
     shell = sweep.open()
@@ -168,6 +170,7 @@ def test_a_trial_that_is_cancelled_by_hand_is_not_begun_again(torchx):
     assert sweep.states() == [TrialState.FAIL, TrialState.COMPLETE]
 
 
+@pytest.mark.more("a detail")
 def test_a_sweep_whose_first_trials_all_fail_ends(torchx):
     sweep = Sweep(torchx, trials=20, at_once=3, component="fails.py:train")
     failing = (sweep.folder / "curve.py").read_text().replace('"python", args=words', '"false"')
@@ -177,6 +180,7 @@ def test_a_sweep_whose_first_trials_all_fail_ends(torchx):
     assert len(sweep.jobs()) == 9  # each was submitted three times
 
 
+@pytest.mark.more("random moments")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_killed_no_trial_begins_from_scratch(torchx, seed):

@@ -14,6 +14,8 @@ from trainer_process import Gate, name_of
 
 from schedulers.local.processes import processes_with
 
+pytestmark = pytest.mark.more("test_main_job.py trains so, and test_preemption.py loses no step")
+
 JOB = ("dlrm.multi_node", "--config", "config.toml")
 STEPS, GATE = 80, 40
 STOPS = "training stops after this step"
@@ -99,6 +101,7 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undistu
     assert went_on == undisturbed
 
 
+@pytest.mark.more("test_restarts.py starts jobs again")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sent", "retries", "nodes"),

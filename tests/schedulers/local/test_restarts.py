@@ -53,6 +53,7 @@ def test_a_job_that_gains_steps_is_started_again_at_once_and_without_bound(torch
     assert f"{STOPPED.format(3)}; starting again, restart 2" in done.stderr
 
 
+@pytest.mark.more("a detail")
 def test_a_step_that_was_saved_is_passed_on_to_later_attempts(torchx, tmp_path):
     """The second attempt saves nothing."""
     script = f"echo saw $TORCHX_SAVED_STEP; {attempts(tmp_path, SAVED.format(7), '', 'finished at step 8')}"
@@ -74,6 +75,7 @@ def test_a_job_that_waits_says_so_and_is_cancelled_at_once(torchx, tmp_path):
     assert "stopped before the first step; starting again in 4 seconds, restart 2" in torchx("log", handle).stdout
 
 
+@pytest.mark.more("waits")
 def test_log_of_a_job_that_waits_says_so_and_prints_what_there_is(torchx, tmp_path):
     handle = torchx.detached(*SH, f"echo hello; {attempts(tmp_path, 'stopped before the first step')}")
     wait_for(lambda: torchx.progress(handle)["message"].startswith("waits 16 seconds"))

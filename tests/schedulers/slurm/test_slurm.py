@@ -9,7 +9,7 @@ import time
 import pytest
 from slurm_shell import Shell, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all")]
 
 NOT_AVAILABLE = "Batch job submission failed: Requested node configuration is not available"
 AWKWARD = {
@@ -425,6 +425,23 @@ def test_a_deleted_job_is_ended_and_leaves_the_list(shell):
     assert f"job {number(handle)} is not listed any more; its files are still in {job_dir}" in done.stderr
     assert shell.listed() == {}
     assert number(handle) not in shell.cluster.run("squeue", "-h", "--states=R,PD", "-o", "%A").split()
+
+
+def test_a_deleted_job_that_begins_all_the_same_stays_off_the_list(shell):
+    """Slurm's signal may reach a job after its first lines, on a machine that is busy."""
+    handle = shell.shell_job("true", cfg="sbatch_args=--hold")
+    job_dir = shell.job_dir(handle)
+    late = shell.folder / "scancel"
+    late.write_text("#!/bin/sh\n")
+    late.chmod(0o755)
+    path = shell.env["PATH"]
+    shell.env["PATH"] = f"{shell.folder}:{path}"
+    shell.torchx("delete", handle)
+    shell.env["PATH"] = path
+    shell.cluster.run("scontrol", "release", number(handle))
+    while not (job_dir / f"slurm-{number(handle)}/state").exists():
+        time.sleep(0.1)
+    assert shell.listed() == {}
 
 
 def test_time_limit_comes_with_a_warning(submitted):

@@ -3,7 +3,10 @@
 import pytest
 from slurm_shell import Shell, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.more("a training on Slurm stands for all, and local jobs that wait for jobs"),
+]
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from slurm_shell import Shell, number
 from schedulers.slurm.commands import job_of
 from schedulers.slurm.record import SCRIPT
 
-pytestmark = pytest.mark.slurm
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.more("a training on Slurm stands for all, and local jobs of several seeds"),
+]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from slurm_cluster import Cluster, missing
 from slurm_shell import Shell, number
 from trainer_process import committed, is_rank
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.sample(0)]  # for half an hour
 
 SAVE_EVERY = 20
 JOBS = 10
@@ -207,9 +207,7 @@ def plan(seed: int) -> list[tuple[Fault, ...]]:
 
 
 @pytest.fixture(scope="module")
-def campaign(request, rows):
-    if not request.config.getoption("all"):
-        pytest.skip("takes half an hour: make test-all runs it")
+def campaign(rows):
     if lacking := missing(dbd=True):
         pytest.skip(lacking)
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:

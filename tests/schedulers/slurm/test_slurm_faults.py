@@ -14,7 +14,7 @@ import pytest
 from slurm_cluster import CGROUPS, default_proctrack
 from slurm_shell import Shell, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all")]
 
 ONCE = '[ -e "$TORCHX_OUTCOME_FILE.once" ] && exit 0; touch "$TORCHX_OUTCOME_FILE.once"; '
 

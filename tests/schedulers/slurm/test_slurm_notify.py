@@ -5,7 +5,7 @@ from mailbox_servers import mailbox
 from shells import wait_for
 from slurm_shell import Shell
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all, and messages of local jobs")]
 
 
 @pytest.fixture

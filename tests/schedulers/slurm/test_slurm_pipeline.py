@@ -12,7 +12,7 @@ from pipelines_of_shell import done, held, submissions, submitted, table, verbs,
 from shells import wait_for
 from slurm_shell import Shell, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("pipelines are tested on local_cwd")]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from shells import wait_for
 from slurm_cluster import FEW, USER
 from slurm_shell import app_id, number
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("a training on Slurm stands for all")]
 
 NO_MPI = "srun_args=--mpi none"  # in place of the site's default, which is broken
 
@@ -276,13 +276,17 @@ def test_a_trial_that_was_never_submitted_has_not_failed(shell, second):
     space = {"optimizer": {"dense": {"learning_rate": {"range": [0.0001, 1.0]}}}}
     tree = {
         **{"out": "out", "component": "curve.py:train", "trials": 3, "at_once": 3, "pruner": "none", "space": space},
-        "arguments": {"config": "movielens", "seconds": 0.3},
+        "arguments": {"config": "movielens", "until": str(shell.folder / "go")},
     }
     (shell.folder / "s.toml").write_text(tomli_w.dumps(tree))
     refused = shell.try_torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", "partition=nope")
     assert (refused.returncode, refused.stdout.count("not submitted yet: sbatch: invalid partition")) == (2, 6)
     assert "trial 0 cannot be submitted: sbatch: invalid partition specified: nope; " in refused.stderr
-    said = shell.torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", f"qos={FEW},clusters={second.name}")
-    assert said.count("trial   2  waits until there is room for its job: sbatch: QOSMaxSubmitJobPerUserLimit; ") == 1
+    sweep = Waiting(shell, "sweep", "run", "s.toml", "-s", "slurm", "-cfg", f"qos={FEW},clusters={second.name}")
+    waits = "trial   2  waits until there is room for its job: sbatch: QOSMaxSubmitJobPerUserLimit; "
+    sweep.until(waits)
+    (shell.folder / "go").touch()
+    said = sweep.end()
+    assert said.count(waits) == 1
     assert (said.count("  done at step 90"), said.count("  failed: ")) == (3, 0)
     assert [*shell.listed().values()] == ["SUCCEEDED"] * 3

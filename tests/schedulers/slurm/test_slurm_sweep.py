@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from slurm_shell import Shell
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.more("sweeps are tested on local_cwd")]
 
 
 def test_trials_run_and_are_stopped_early(clusters, tmp_path):

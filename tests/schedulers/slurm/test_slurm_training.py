@@ -126,6 +126,7 @@ def test_movielens_to_the_end(trainings, tmp_path):
     assert shell.listed()[handle] == "SUCCEEDED"
 
 
+@pytest.mark.more("Slurm's clocks")
 def test_warnings_and_crash(trainings, undisturbed):
     """Two jobs at once: one comes to its time limit, and a rank of the other, which has two nodes, is killed."""
     shell = trainings
@@ -143,6 +144,7 @@ def test_warnings_and_crash(trainings, undisturbed):
     assert "failure 1 of at most 1 that are retried" in shell.batch_log(crashed.handle)
 
 
+@pytest.mark.more("Slurm's clocks")
 def test_the_error_of_a_rank_is_in_the_status(trainings):
     shell = trainings
     (shell.folder / "bad").write_text("n2")
@@ -153,6 +155,7 @@ def test_the_error_of_a_rank_is_in_the_status(trainings):
     assert re.search(expected, shell.torchx("status", handle)), shell.batch_log(handle) + shell.torchx("log", handle)
 
 
+@pytest.mark.more("Slurm's clocks")
 def test_preemption(trainings, undisturbed):
     shell = trainings
     job = Disturbed(shell, "preempted", cfg="exclusive=True")
@@ -164,6 +167,7 @@ def test_preemption(trainings, undisturbed):
     assert_went_on(job, undisturbed)
 
 
+@pytest.mark.more("Slurm's clocks")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kill_wait", [30, 5])
 def test_cancelled(kill_wait, trainings, undisturbed, clusters):
@@ -194,6 +198,7 @@ def test_cancelled(kill_wait, trainings, undisturbed, clusters):
     assert_as_if_undisturbed(shell.folder / name, undisturbed)
 
 
+@pytest.mark.more("Slurm's clocks")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", ["replica", "batch"])
 def test_power_cut(lost, trainings, undisturbed):

@@ -17,7 +17,7 @@ from trainer.checkpoint.store import READ_BYTES, FileEntry, add_to, entry_of, fi
 from trainer.core.errors import DamagedError, InputError
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import without_secrets
-from trainer.core.storage import Storage, named
+from trainer.core.storage import PARTIAL, Storage, named
 from trainer.run.lock import RunLock
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
@@ -243,10 +243,11 @@ def _step_of(name: str | None) -> int:
 
 
 def _remove_interrupted(target: RunDirectory, name: str, kept: list[str]) -> None:
-    """Removes the weights that an interrupted export in another form left."""
+    """Removes what an interrupted export left: weights, if it was in another form, and files that it was writing."""
     for path in target.fs.find(target.path(name)):
         file = posixpath.relpath(path, target.path(name))
-        if file not in kept and (file in WEIGHTS or (file.startswith(f"{SHARDS}/") and file.endswith(".bin"))):
+        is_shard = file.startswith(f"{SHARDS}/") and file.endswith(".bin")
+        if file not in kept and (file in WEIGHTS or is_shard or file.endswith(PARTIAL)):
             target.fs.rm_file(path)
 
 

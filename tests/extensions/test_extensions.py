@@ -23,26 +23,61 @@ def test_what_the_table_names_is_there(path):
     assert callable(getattr(import_module(module), attribute))
 
 
-def test_without_their_files_training_has_the_same_losses_and_their_keys_are_refused(rows, tmp_path):
-    tree = config(rows, train__steps=3)
-    launch([{"config": tree, "out": str(tmp_path / "with")}], 1, tmp_path)
+KEYS = {
+    "train.preflight_seconds": 5.0,
+    "data.segments.path": "days/{segment}",
+    "train.compile": True,
+    "report.histograms_every_steps": 5,
+    "report.profile.first_step": 3,
+}
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the packages without the files of any extension."""
     for package in ("components", "schedulers", "torchx_recsys", "trainer"):
         shutil.copytree(ROOT / package, tmp_path / "copy" / package)
     shutil.rmtree(tmp_path / "copy" / "trainer" / "extensions")
-    file = write_config(tmp_path / "config.toml", tree)
+    return tmp_path / "copy"
 
-    def train(out, *words):
-        command = [sys.executable, "-m", "trainer", "train", str(file), "--out", str(tmp_path / out), *words]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        return subprocess.run(command, cwd=tmp_path / "copy", env=environment, capture_output=True, text=True)
 
-    done = train("without")
+def run_in(folder, *words):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_without_their_files_training_has_the_same_losses_and_a_key_is_refused(rows, tmp_path, copy):
+    tree = config(rows, train__steps=3)
+    launch([{"config": tree, "out": str(tmp_path / "with")}], 1, tmp_path)
+    train = ["-m", "trainer", "train", str(write_config(tmp_path / "config.toml", tree)), "--out"]
+    done = run_in(copy, *train, str(tmp_path / "without"))
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "without") == losses(tmp_path / "with")
-    refused = train("refused", "--train.compile", "True")
+    refused = run_in(copy, *train, str(tmp_path / "refused"), "--train.compile", "True")
     assert refused.returncode == 2
     assert refused.stderr == (
         "error: train.compile is set, but the extension 'compiled' that it turns on is not installed: there is no "
         "trainer.extensions; leave the key out, or install the whole package\n"
     )
     assert not (tmp_path / "refused").exists()
+
+
+def test_every_key_of_a_missing_extension_is_refused(copy):
+    code = f"""
+from trainer.config.root import Config
+from trainer.core.errors import InputError
+from trainer.training.extensions import check_extensions
+for key, value in {KEYS}.items():
+    *sections, name = key.split(".")
+    tree = {{name: value}}
+    for section in reversed(sections):
+        tree = {{section: tree}}
+    try:
+        check_extensions(Config.model_validate(tree))
+    except InputError as error:
+        print(error)
+"""
+    done = run_in(copy, "-c", code)
+    assert [line.partition(" is set, but the extension ")[0] for line in done.stdout.splitlines()] == [*KEYS], (
+        done.stderr
+    )

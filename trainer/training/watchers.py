@@ -84,8 +84,8 @@ class RunView:
     def request_stop(self, reason: str) -> None:
         """Ends training early, as `train.stop_early` does: the run is saved and evaluated, and has finished.
 
-        It ends after the same step on all ranks, whichever of them calls this: after an evaluation, when one of its
-        watchers calls it; otherwise within the next steps.
+        One rank that calls this is enough, and all ranks end after the same step: from `after_evaluation` after the
+        step that was evaluated, from elsewhere after one of the next steps.
 
         Args:
             reason: Why, for the console and run.json.

@@ -60,6 +60,8 @@ class HashKeys(SparseKeys):
 class Error(IdRule):
     """`ids = "error"`: an id is a row, and an id outside the table ends the job."""
 
+    keeps_rows = True
+
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns ids unchanged; raises RefusedId for an id outside [0, rows)."""
         highest, negative = greatest(ids)

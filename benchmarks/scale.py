@@ -60,12 +60,14 @@ from trainer.config.plan import CommsConfig
 from trainer.config.root import Config
 from trainer.config.train import Retention
 from trainer.core.distributed import DistributedContext
-from trainer.core.exchange import Exchange
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
 from trainer.data.files import DataFiles
 from trainer.data.order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.outlines import COLUMNS, Outlines
+from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.exchange import Exchange, IdRequests
+from trainer.extensions.managed_ids.row_map import RowMap
 from trainer.extensions.preflight import partners
 from trainer.metrics.base import Samples
 from trainer.metrics.binary import LogitHistogram
@@ -74,10 +76,7 @@ from trainer.plan.make_plan import plan_for
 from trainer.plan.plan_file import parse_plan, plan_to_json
 from trainer.plan.sharding import Unwrapped, sharders
 from trainer.plan.sharding_plan import render_plan
-from trainer.rules.blocks import Blocks
-from trainer.rules.row_map import RowMap
 from trainer.run.preemption import StopRequests
-from trainer.training.id_requests import IdRequests
 
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 RANKS = (1, 4, 16, 64, 256, 1024, 4096)

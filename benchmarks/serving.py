@@ -26,13 +26,14 @@ from torchrec.inference.modules import quantize_inference_model
 from benchmarks.machine import describe_machine
 from docs.generate import ROOT, table, write_measured
 from torchx_recsys.apps.export.load import load
-from torchx_recsys.apps.export.reference import managed_ids, read_rows
+from torchx_recsys.apps.export.reference import ALONE, read_rows
 from torchx_recsys.apps.export.weights import SavedWeights, load_model
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
 from trainer.commands import read_command
 from trainer.config.root import load_config
 from trainer.core.run_directory import RunDirectory
 from trainer.data.dataset import find_files
+from trainer.training.id_map import make_id_map
 
 PAGE = ROOT / "docs" / "guides" / "export_forms.md"
 BATCHES = (1, 64, 4096)
@@ -160,7 +161,7 @@ def torchrec_quantized(run: Run, folder: Path, seconds: float) -> list[str]:
     chosen = find_checkpoint(RunDirectory(run.out), "--out", NEWEST, "--checkpoint")
     model = load_model(config, SavedWeights(chosen, config.optimizer.ema, averages=False))
     files = find_files("data.test", config.data.test, config.data)
-    batch = next(read_rows(files, config.data, managed_ids(config.data, {}))).batch
+    batch = next(read_rows(files, config.data, make_id_map(config, ALONE))).batch
     scripted = script(model)
     torch.jit.save(scripted, folder / "scripted.pt")
     found = []

@@ -53,11 +53,9 @@ class Bandwidths(Topology):
     inter_bandwidth: float
 
     @classmethod
-    def of(cls, topology: Topology, **bandwidths: float) -> "Bandwidths":
+    def of(cls, topology: Topology, **bandwidths: Any) -> "Bandwidths":
         """Returns a topology with its bandwidths."""
-        values: dict[str, Any] = {field.name: getattr(topology, field.name) for field in fields(topology)}
-        values.update(bandwidths)
-        return cls(**values)
+        return cls(**{field.name: getattr(topology, field.name) for field in fields(topology)}, **bandwidths)
 
 
 def rate_by_torchrec(tables: Sequence[Table], topology: Bandwidths) -> Rated:

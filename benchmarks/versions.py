@@ -20,10 +20,10 @@ PAGE = ROOT / "docs/reference/versions.md"
 ENVIRONMENTS = ROOT / ".versions"
 TESTS = (  # of each room those that show another version first: tables, plans, checkpoints, exports
     *("tests/apps/test_export_names.py", "tests/apps/test_predict.py", "tests/checkpoint/test_checkpoint.py"),
-    *("tests/config/test_config.py", "tests/data/test_loader.py", "tests/metrics/test_binary.py"),
+    *("tests/config/test_config.py", "tests/batches/test_loader.py", "tests/metrics/test_binary.py"),
     *("tests/models/test_pooled_formulas.py", "tests/models/test_sequence_formulas.py", "tests/plan/test_make_plan.py"),
     *("tests/optim/test_optimizers.py", "tests/planner/test_rank_memory.py", "tests/releases"),
-    *("tests/rules/test_managed.py", "tests/run/test_run_files.py", "tests/schedulers/test_dry_runs.py"),
+    *("tests/extensions/test_row_map.py", "tests/run/test_run_files.py", "tests/schedulers/test_dry_runs.py"),
     *("tests/training/test_custom.py", "tests/training/test_resume.py"),
 )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainer.metrics.base import Metric, Samples, Sums
     from trainer.models.base import ModelBuilder, ModelInputs, Predictions
     from trainer.rules.base import IdRule, RefusedId
+    from trainer.training.watchers import RunView, Watcher
 
 __all__ = [
     "Changes",
@@ -30,9 +31,11 @@ __all__ = [
     "Predictions",
     "Reader",
     "RefusedId",
+    "RunView",
     "Samples",
     "Statistics",
     "Sums",
+    "Watcher",
     "gather_to_all",
     "load",
     "read_changes",
@@ -45,6 +48,7 @@ _NAMES_OF_MODULES = {
     "trainer.metrics.base": ("Metric", "Samples", "Sums"),
     "trainer.models.base": ("ModelBuilder", "ModelInputs", "Predictions"),
     "trainer.rules.base": ("IdRule", "RefusedId"),
+    "trainer.training.watchers": ("RunView", "Watcher"),
 }
 _MODULES = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names}
 

@@ -43,7 +43,7 @@ def _evaluate(session: Session, steps: int) -> float:
     evaluator = Evaluator(_evaluated_on_training(config), context, session.order.types)
     left = iter(range(steps))
     start = time.perf_counter()
-    evaluator.evaluate(session.model.model, "test", session.model.managed, lambda: next(left, None) is None)
+    evaluator.evaluate(session.model.model, "test", session.model.id_map, lambda: next(left, None) is None)
     rows = min(steps * config.data.global_batch_size, session.order.files.rows)
     return rows / (time.perf_counter() - start)
 

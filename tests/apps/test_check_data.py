@@ -17,7 +17,7 @@ from torchx_recsys.apps.datasets.synthetic import synthetic
 from trainer.__main__ import main as trainer
 from trainer.config.root import READY_MADE
 from trainer.core.arrays import mix
-from trainer.rules.strings import hash_text
+from trainer.rules.hashing import hash_text
 
 
 def check(folder, tree, *words):

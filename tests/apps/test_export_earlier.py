@@ -14,7 +14,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.models.builder import build_model
-from trainer.training.managed_ids import ManagedIds
+from trainer.training.id_map import IdMap
 
 NOW = 1_700_000_000
 
@@ -33,7 +33,7 @@ def test_a_client_sends_no_ids_after_the_sample(tmp_path):
     data = {"train": [str(tmp_path)], "sparse": sparse}
     config = Config.model_validate({"data": data, "model": {"name": "wide_deep"}})
     files = find_files("data.train", config.data.train, config.data)
-    (part,) = read_rows(files, config.data, ManagedIds(config.data, ALONE))
+    (part,) = read_rows(files, config.data, IdMap(config.data, ALONE))
     assert part.columns["seen"] == [[1, 3], [], []]
     assert part.columns["seconds"] == [[0.5, 2.0], [], []]
     assert [one.tolist() for one in part.batch.sparse["watched"].to_dense()] == [[1, 3], [], []]
@@ -55,7 +55,7 @@ def test_actions_have_their_weights_in_an_export(tmp_path):
     drawn = {name: torch.randn(one.shape) for name, one in model.state_dict().items() if one.is_meta}
     model.load_state_dict(drawn, strict=False, assign=True)
     files = find_files("data.train", config.data.train, config.data)
-    batch = next(read_rows(files, config.data, ManagedIds(config.data, ALONE))).batch
+    batch = next(read_rows(files, config.data, IdMap(config.data, ALONE))).batch
     expected = torchrec_answers(model, batch)
     replace_tables(model, config.data)
     torch.testing.assert_close(plain_answers(model, batch), expected)

@@ -21,7 +21,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.order import Lanes
-from trainer.rules.strings import hash_bytes
+from trainer.rules.hashing import hash_bytes
 
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.02}
 COLUMNS = ("price", "user", "wide", "word", "tags", "terms", "place")

@@ -18,7 +18,7 @@ from command import run_trainer, start_trainer, write_config
 from jobs import config, losses, write_rows
 from trainer_process import committed
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 

@@ -13,7 +13,7 @@ from jobs import config, losses, write_rows
 from trainer_process import committed
 
 from torchx_recsys.apps.runs.rewind import rewind
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 

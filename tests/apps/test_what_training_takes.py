@@ -16,7 +16,7 @@ from predictions import read
 from torchx_recsys.apps.export.load import ColumnError, load
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
-from trainer.rules.strings import to_texts
+from trainer.rules.plain_types import to_texts
 
 ROWS = 200
 WORDS = [b"ok", b"\xff\xfe", "ü".encode(), b"caf\xe9", b"", b"\x00\xc3", None]

@@ -9,9 +9,8 @@ from jobs import config, launch, losses, write_rows
 from small_disk import fill, mounted_disk
 from trainer_process import deltas_in
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import SavedRows, read_tensors
 from trainer.checkpoint.deltas import packed, unpacked
-from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.saver import Saver, Staging
 from trainer.checkpoint.store import Checkpoints
 from trainer.config.train import CheckpointConfig

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import config, write_rows
 
-from trainer.batches.batch import features_only, with_all_features
+from torchx_recsys.apps.predict.inference import with_all_features
+from torchx_recsys.apps.predict.parts import cut_into_parts, lanes_of
+from trainer.batches.batch import features_only
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes, check_lanes, cut_into_parts, default_lanes, lanes_of, share_of
+from trainer.data.order import Lanes, check_lanes, default_lanes, share_of
 
 SIZE, BATCH = 32, 8
 

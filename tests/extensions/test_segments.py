@@ -14,7 +14,7 @@ from command import run_trainer, write_config
 from jobs import config, losses, write_rows
 from trainer_process import Training, committed
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 
@@ -179,6 +179,22 @@ def assert_same_weights(out, other):
     assert here.keys() == there.keys()
     for name, tensor in here.items():
         torch.testing.assert_close(tensor, there[name], rtol=0, atol=0, msg=name)
+
+
+def test_a_watcher_ends_it_inside_a_segment_and_the_same_command_goes_on(undisturbed, week, tmp_path):
+    settings = tree(week)
+    settings["report"]["watchers"] = {"own_watchers:Stopper": {"rank": 0, "step": STEPS[-2] + 1}}
+    file, out = write_config(tmp_path / "config.toml", settings), tmp_path / "out"
+    assert run_trainer("train", file, "--out", out).returncode == 0
+    facts = json.loads((out / "run.json").read_text())
+    assert facts["state"] == "finished"
+    assert facts["outcome"] == f"finished at step 9, before 10: step {STEPS[-2] + 1} was enough"
+    assert [line["segment"] for line in ledger(out)] == [*SIZES][:-1]
+    assert run_trainer("train", file, "--out", out).returncode == 0
+    for name in ("segments.jsonl", "evaluations.jsonl"):
+        assert (out / name).read_text() == (undisturbed[1] / name).read_text()
+    assert losses(out) == losses(undisturbed[1])
+    assert_same_weights(out, undisturbed[1])
 
 
 def test_ids_that_the_segments_before_did_not_have_are_let_go(undisturbed, week):

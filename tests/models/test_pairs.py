@@ -10,7 +10,7 @@ from jobs import launch_rounds, losses
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_pooled_formulas import WIDTH, inputs
 
-from trainer.models.builder import MODELS
+from trainer.models.deepfm import deepfm
 
 NAMES = [name for name in NAMES if name not in ("esmm", "two_tower")]  # whose predictions are no logits
 MATRIX = "name", lambda whole: sampled(NAMES, 2, whole)
@@ -54,7 +54,7 @@ def test_a_built_in_model_learns_with_jrc(runs, name):
 def test_a_term_that_predictions_share_speaks_for_label_1():
     """Added to both logits of a pair, it would cancel out in the probability."""
     made = replace(inputs("deepfm"), pairs=["keep.it"])
-    built, x = MODELS["deepfm"](made).network, torch.randn(5, WIDTH)
+    built, x = deepfm(made).network, torch.randn(5, WIDTH)
     with torch.no_grad():
         added = built(x) - built.wide_and_deep(x)
         torch.testing.assert_close(added, built.second(x) * torch.tensor([1.0, 0.0, 1.0, 1.0]))

@@ -10,6 +10,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.root import Config
+from trainer.core.registry import find_by_name
 from trainer.models.base import ModelInputs
 from trainer.models.builder import MODELS
 from trainer.models.embeddings import table_configs
@@ -44,7 +45,7 @@ def inputs(name, dense=2, predictions=LABELS, **model):
 def network(name, **model):
     """Returns the network of a model and its weights in float64."""
     torch.manual_seed(0)
-    built = MODELS[name](inputs(name, **model)).network.double()
+    built = find_by_name("model.name", name, MODELS)(inputs(name, **model)).network.double()
     return built, {key: value.numpy() for key, value in built.state_dict().items()}
 
 

@@ -18,7 +18,7 @@ def batch():
 def test_the_fixed_sum(batch):
     each, weights, scale = batch
     expected = sum(weights[b] * each[b, t] for b in range(20) for t in range(3)) / 20
-    torch.testing.assert_close(Fixed()(each, weights, scale), expected)
+    torch.testing.assert_close(Fixed(3, 1, torch.device("cpu"))(each, weights, scale), expected)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])

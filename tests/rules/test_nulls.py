@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainer.rules.nulls import is_missing, zero_filled
+from trainer.rules.plain_types import is_missing, zero_filled
 
 TYPES = [pa.int8(), pa.uint16(), pa.int32(), pa.int64(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()]
 

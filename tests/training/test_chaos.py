@@ -26,7 +26,7 @@ from jobs import config, losses, write_rows
 from row_recorder import RowLog
 from trainer_process import Training, committed, is_running
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 
 ROWS, BATCH = 1280, 64  # 20 steps an epoch
 SAVE_EVERY, EVALUATE_EVERY = 4, 10

@@ -7,8 +7,8 @@ import torch
 from command import run_trainer, write_config
 from jobs import config, launch, write_rows
 
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
-from trainer.checkpoint.consolidate import read_tensors
 from trainer.models.embeddings import table_of_weight
 
 STEPS, ROWS, MORE = 4, 110, 300

@@ -1,7 +1,7 @@
 """The local batch of a step: tensors in the host's memory, with the ids in TorchRec's form."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 
 from trainer.batches.rows import NO_ID, Rows, empty, join_bags
 from trainer.config.data import CatalogueConfig, DataConfig
-from trainer.rules.weights import ids_in, pooling_weights, weights_of
+from trainer.rules.id_lists import ids_in, pooling_weights, weights_of
 
 # Filled in place by NumPy, and not copied by `Tensor.pin_memory`, which starts a thread on every core for it: of a step
 # of 6.3 ms with 16 cores, 4.5 went by in these copies (an H200, DLRM with 26 tables, batches of 8,192).
@@ -279,37 +279,3 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
     }
     nothing = {"labels": [], "numeric_labels": [], "groups": [], "weight": None, "catalogue": CatalogueConfig()}
     return config.model_copy(update=kept | nothing)
-
-
-def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Batch:
-    """Adds the missing features to a batch, as in a batch of items. The added features are empty.
-
-    Args:
-        batch: The batch.
-        here: Its features, in the order of the configuration.
-        config: All features.
-    """
-    if (here.dense.keys(), here.sparse.keys()) == (config.dense.keys(), config.sparse.keys()):
-        return batch
-    samples = len(batch.dense)
-    dense = batch.dense.new_zeros(samples, len(config.dense))
-    dense[:, _places(here.dense, config.dense)] = batch.dense
-    lengths = batch.sparse.lengths().new_zeros(len(config.sparse), samples)
-    lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
-    weights = batch.sparse.weights_or_none()
-    if weights is None and config.has_id_weights:
-        weights = torch.from_numpy(pooling_weights(here.sparse, batch.sparse.lengths().numpy(), {}))
-    # The values of an empty feature take no place, and other features keep their order.
-    sparse = KeyedJaggedTensor(
-        keys=[*config.sparse],
-        values=batch.sparse.values(),
-        weights=weights,
-        lengths=lengths.flatten(),
-        stride=samples,
-    )
-    return replace(batch, dense=dense, sparse=sparse)
-
-
-def _places(names: Collection[str], everything: Collection[str]) -> torch.Tensor:
-    places = {name: place for place, name in enumerate(everything)}
-    return torch.tensor([places[name] for name in names], dtype=torch.int64)

@@ -19,7 +19,7 @@ from trainer.data.dataset import FileSet, find_files
 from trainer.data.files import DataFile
 from trainer.data.order import philox
 from trainer.data.row_groups import RowGroupReader
-from trainer.rules.weights import ids_in, weights_of
+from trainer.rules.id_lists import ids_in, weights_of
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Colle
     return replace(rows, bags=rows.bags | bags)
 
 
-STREAM = 1  # of the random numbers; stream 0 orders the samples
+STREAM = 1  # the stream of the random numbers; stream 0 orders the samples
 
 
 class Negatives:

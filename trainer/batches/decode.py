@@ -18,18 +18,40 @@ from trainer.core.errors import InputError
 from trainer.data.readers.base import Column
 from trainer.data.selection import row_in_file, weight_factors
 from trainer.rules.base import RefusedId
-from trainer.rules.buckets import NO_BUCKET, bucketized
-from trainer.rules.cross import crossed
-from trainer.rules.earlier import are_earlier
-from trainer.rules.max_ids import kept
-from trainer.rules.nulls import is_missing, zero_filled
-from trainer.rules.numbers import filled, null_flags, number_of_time, transformed
-from trainer.rules.offset import shifted
-from trainer.rules.plain_types import as_lists, plain_array, to_float32, to_ids, to_numbers
+from trainer.rules.dense import filled, null_flags, number_of_time, transformed
+from trainer.rules.derived_ids import (
+    NO_BUCKET,
+    NO_TIME,
+    TIMES,
+    are_times,
+    bucketized,
+    crossed,
+    part_of_time,
+    to_seconds,
+)
+from trainer.rules.hashing import as_integers, shifted
+from trainer.rules.id_lists import (
+    GREATEST,
+    aligned,
+    allowed_weights,
+    are_earlier,
+    is_weight,
+    kept,
+    to_weights,
+    with_weights,
+)
+from trainer.rules.plain_types import (
+    as_lists,
+    is_missing,
+    list_lengths,
+    offsets_of,
+    plain_array,
+    to_float32,
+    to_ids,
+    to_numbers,
+    zero_filled,
+)
 from trainer.rules.registry import id_rule
-from trainer.rules.strings import as_integers
-from trainer.rules.times import NO_TIME, TIMES, are_times, part_of_time, to_seconds
-from trainer.rules.weights import GREATEST, aligned, allowed_weights, is_weight, list_lengths, to_weights, with_weights
 
 
 @dataclass(frozen=True)
@@ -98,7 +120,7 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
     if feature.transform == "is_missing":
         return null_flags(chunk.array(column))
     if feature.transform in TIMES:
-        return number_of_time(*_seconds(column, chunk), feature)
+        return number_of_time(*seconds_of(column, chunk), feature)
     return filled(chunk.numbers(column), feature)
 
 
@@ -117,22 +139,17 @@ def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
         chunk.check(column, values, ~np.isnan(values), NO_BUCKET)
         return pa.array(bucketized(values, feature.buckets), mask=is_missing(array))
     if feature.transform != "none":
-        seconds, missing = _seconds(column, chunk)
+        seconds, missing = seconds_of(column, chunk)
         return pa.array(part_of_time(seconds, feature.transform), mask=missing)
     return shifted(chunk.ids(column), feature.offset)
 
 
-def seconds_of(column: str, chunk: Chunk) -> pa.Array:
-    """Returns a column of times in whole seconds since 1970 in UTC, null for missing times.
+def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a column of times in whole seconds since 1970 in UTC, `[R]`, and which are missing, `[R]`.
 
     Raises:
         InputError: An integer is not a time.
     """
-    seconds, missing = _seconds(column, chunk)
-    return pa.array(seconds, mask=missing)
-
-
-def _seconds(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     array = chunk.array(column)
     seconds, missing = to_seconds(array)
     if pa.types.is_integer(array.type):
@@ -154,10 +171,10 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
     """
     lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
     _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
-    now, unknown = _seconds(str(feature.before), chunk)
+    now, unknown = seconds_of(str(feature.before), chunk)
     if unknown.any():
         chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
-    of_ids, offsets = times.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    of_ids, offsets = times.flatten(), offsets_of(lengths)
     seconds, missing = to_seconds(of_ids)
     if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
         place = int(good.argmin())
@@ -166,7 +183,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
     stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
     if stay.all():
         return lists
-    lasting = np.concatenate([[0], np.cumsum(stay)])[offsets]
+    lasting = offsets_of(stay)[offsets]
     return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
 
 
@@ -179,7 +196,7 @@ def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Larg
     ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
     lengths = list_lengths(ids)
     _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
-    offsets, ids = np.concatenate([[0], np.cumsum(lengths)]), ids.flatten()
+    offsets, ids = offsets_of(lengths), ids.flatten()
     weights = to_weights(weights.flatten())
     _check(ids, weights, offsets, feature, chunk)
     return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
@@ -337,8 +354,7 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
     if catalogue.hard_negatives is None:
         return np.empty((0, len(chunk.rows)), np.int64)
     lists = as_lists(chunk.ids(catalogue.hard_negatives))
-    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
-    offsets, values = _offsets(lengths.fill_null(0)), lists.flatten()
+    offsets, values = offsets_of(list_lengths(lists)), lists.flatten()
     if values.null_count:
         chunk.refuse(f"column '{catalogue.hard_negatives}': null is not allowed in a list of items; leave it out")
     items = as_integers(values).astype(np.int64)
@@ -369,22 +385,15 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
     if feature.times:
         array = earlier_lists(column, feature, chunk, array)
-    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    offsets = _offsets(lengths.fill_null(0))
-    array = array.flatten()
+    offsets, array = offsets_of(list_lengths(array)), array.flatten()
     if array.null_count:
-        offsets = _offsets(array.is_valid())[offsets]
+        offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]
         array = array.drop_null()
     offsets, array = kept(offsets, array, feature)
     raw = array.field("id") if feature.weights else array
     ids = _into_table(name, feature, shifted(raw, feature.offset), chunk, offsets).astype(dtype, copy=False)
     rows = with_weights(pa.array(ids), array.field("weight")) if feature.weights else ids
     return pa.LargeListArray.from_arrays(offsets, rows)
-
-
-def _offsets(lengths: pa.Array) -> np.ndarray:
-    """Returns where each list begins, and where the last one ends, `[R + 1]`."""
-    return np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
 
 
 def _into_table(

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.rules.weights import weighted_type
+from trainer.rules.id_lists import weighted_type
 
 # Windows and batches have nearly the same size again and again, and the allocators make that slow. NumPy's malloc gives
 # large blocks back to the system. Mimalloc, which Arrow uses, gives back blocks that were unused for 10 ms, which is

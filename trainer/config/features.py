@@ -1,4 +1,4 @@
-"""The features: what becomes of the columns of the data before the model sees them; trainer/rules has a file a rule."""
+"""The features: what becomes of the columns of the data before the model sees them; trainer/rules does it."""
 
 from typing import Annotated, Literal
 
@@ -6,18 +6,13 @@ import pydantic
 
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange
-from trainer.rules.buckets import BucketKeys
-from trainer.rules.cross import CrossKeys
-from trainer.rules.earlier import EarlierKeys
-from trainer.rules.hash import HashKeys
+from trainer.rules.dense import NumberKeys
+from trainer.rules.derived_ids import TIME_VALUES, TIMES, BucketKeys, CrossKeys, TimeKeys
+from trainer.rules.hashing import HashKeys, OffsetKeys
+from trainer.rules.id_lists import EarlierKeys, MaxIdsKeys, WeightKeys
 from trainer.rules.managed import ManagedKeys
-from trainer.rules.max_ids import MaxIdsKeys
-from trainer.rules.numbers import NumberKeys
-from trainer.rules.offset import OffsetKeys
 from trainer.rules.registry import check_id_rule, lists_ids
-from trainer.rules.times import TIME_VALUES, TIMES, TimeKeys
 from trainer.rules.vocabulary import VocabularyKeys
-from trainer.rules.weights import WeightKeys
 
 
 class DenseFeature(NumberKeys):

@@ -139,7 +139,7 @@ def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()
         else:  # a table that no section describes
             for key, value in flat(below, path).items():
                 yield key, GenericAlias(list, type((*value, "")[0])) if isinstance(value, list) else type(value)
-    for name, (default, _) in section.former.items():  # for validation to refuse
+    for name, (default, _) in section.former.items():  # for validation to judge
         yield (*above, name), type(default)
 
 

@@ -1,6 +1,6 @@
 """How long and how a model is trained, evaluated, saved, reported and published."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
@@ -203,6 +203,8 @@ class ReportConfig(Section):
     """Write TensorBoard files to RUN_DIR/tensorboard."""
     histograms_every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Steps between two histograms of all weights and embeddings in TensorBoard. 0: none."""
+    watchers: Annotated[dict[str, dict[str, Any]], MayChange] = {}
+    """Your own watchers (docs/guides/watch_a_run.md): the options of each, by its `package.module:Class`."""
     profile: ProfileConfig = ProfileConfig()
 
     @pydantic.model_validator(mode="after")

@@ -10,10 +10,9 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.core.errors import InputError, some_of
 from trainer.data.files import DataFiles
-from trainer.rules.cross import check_single
-from trainer.rules.earlier import check_earlier
-from trainer.rules.max_ids import check_lists
-from trainer.rules.offset import check_integers
+from trainer.rules.derived_ids import check_single, check_time
+from trainer.rules.hashing import check_integers
+from trainer.rules.id_lists import check_earlier, check_lists, check_weight_type
 from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
@@ -27,9 +26,7 @@ from trainer.rules.plain_types import (
     plain_type,
 )
 from trainer.rules.registry import id_rule
-from trainer.rules.times import check_time
 from trainer.rules.vocabulary import open_vocabulary
-from trainer.rules.weights import check_weight_type
 
 
 def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:

@@ -23,9 +23,9 @@ from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.formats import NAMES, format_of_bytes, make_reader
 
-ALL = -1  # rows, in the columns of row groups
+ALL = -1  # in place of a number of rows, where a row group has all of them
 NO_CHOICE = (-1, ALL, 0, 0)
-NAMED_FILES = 10_000  # that a checkpoint names: a million are 100 MB in each checkpoint
+NAMED_FILES = 10_000  # a checkpoint names no more files: a million would take 100 MB in each
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.data.outlines import Outlines
 from trainer.data.readers.base import Column, Statistics
-from trainer.rules.plain_types import is_string, to_plain
-from trainer.rules.strings import to_texts
+from trainer.rules.plain_types import is_string, to_plain, to_texts
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 INTEGER = re.compile(r"-?\d{1,18}")  # 18 digits always fit into 64 bits; Arrow does not read a plus sign
@@ -137,7 +136,7 @@ def with_path_columns(
     return read
 
 
-AT_ONCE = 1 << 14  # files that are Python objects at the same time
+AT_ONCE = 1 << 14  # files become Python objects in groups of this size, to save memory
 
 
 @dataclass(frozen=True)

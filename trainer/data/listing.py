@@ -171,8 +171,7 @@ def version_at(fs: AbstractFileSystem, path: str) -> tuple[int, str]:
     return int(info["size"]), version_of(info)
 
 
-LIST_THREADS = 16  # of patterns that are single files, each asks storage
-
+LIST_THREADS = 16  # a pattern that is a single file is a request to storage, and there may be many
 
 LISTED = pa.schema(
     [("url", pa.large_string()), ("size", pa.int64()), ("version", pa.large_string()), ("is_regular", pa.bool_())]

@@ -131,11 +131,11 @@ class Cache:
                 fs.rm_file(partial)
 
 
-LAYOUT = 2  # of the files in the cache
-LEAST_FILES = 256  # that are kept: fewer are read within a second or two, also from an object store
+LAYOUT = 2  # the version of the files in the cache
+LEAST_FILES = 256  # fewer outlines are not kept: reading them takes a second or two, also from an object store
 FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
 PROGRESS_SECONDS = 10
-CHUNK = 1024  # files whose schemas, mostly equal, are in memory at the same time
+CHUNK = 1024  # schemas of files, mostly equal, are in memory in groups of this size
 CHECKSUM_BYTES = 4
 COLUMNS = pa.schema(
     [

@@ -184,7 +184,7 @@ def _bounded(comparison: str, found: Statistics, values: list[Value]) -> bool | 
     return low if low == high else None
 
 
-STREAM = 2  # of random numbers, two streams for each copy; 0 orders the samples, 1 draws from the catalogue
+STREAM = 2  # the first stream of random numbers, two for each copy; 0 orders samples, 1 draws from the catalogue
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.core.errors import first_line
 from trainer.models.base import BatchOutputs, Predictions
 from trainer.models.tasks import ModelWithLoss
-from trainer.models.weighting import Pareto
 from trainer.plan.sharding import PooledTables
 
 REPLAYED_BYTES = 256 * 2**20
@@ -50,8 +49,8 @@ def compile_dense_part(model: ModelWithLoss, context: DistributedContext, config
         model.with_gradients = graph
         return
     _say("compiling each network of the dense part", context)
-    # Pareto weights go back through the networks once for each task, so backward may not give its buffers away.
-    torch._functorch.config.donated_buffer = not isinstance(model.losses.weighting, Pareto)
+    # Some weights go back through the networks once for each task, so backward may not give its buffers away.
+    torch._functorch.config.donated_buffer = not model.losses.weighting.needs_gradients
     _compile_networks(model.model)
 
 

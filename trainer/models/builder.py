@@ -11,31 +11,22 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
-from trainer.models.dbmtl import dbmtl
-from trainer.models.deepfm import deepfm, wide_deep
-from trainer.models.din import din
-from trainer.models.dlrm import dlrm, dlrm_dcn
 from trainer.models.embeddings import check_names, collections, table_of_weight
-from trainer.models.esmm import esmm
-from trainer.models.experts import mmoe, ple
-from trainer.models.hstu import hstu
-from trainer.models.sasrec import sasrec
 from trainer.models.tasks import ModelWithLoss, TaskLosses
-from trainer.models.two_tower import two_tower
 
-MODELS: dict[str, ModelBuilder] = {
-    "dlrm": dlrm,
-    "dlrm_dcn": dlrm_dcn,
-    "deepfm": deepfm,
-    "wide_deep": wide_deep,
-    "mmoe": mmoe,
-    "ple": ple,
-    "esmm": esmm,
-    "dbmtl": dbmtl,
-    "din": din,
-    "sasrec": sasrec,
-    "hstu": hstu,
-    "two_tower": two_tower,
+MODELS = {
+    "dlrm": "trainer.models.dlrm:dlrm",
+    "dlrm_dcn": "trainer.models.dlrm:dlrm_dcn",
+    "deepfm": "trainer.models.deepfm:deepfm",
+    "wide_deep": "trainer.models.deepfm:wide_deep",
+    "mmoe": "trainer.models.experts:mmoe",
+    "ple": "trainer.models.experts:ple",
+    "esmm": "trainer.models.esmm:esmm",
+    "dbmtl": "trainer.models.dbmtl:dbmtl",
+    "din": "trainer.models.din:din",
+    "sasrec": "trainer.models.sasrec:sasrec",
+    "hstu": "trainer.models.hstu:hstu",
+    "two_tower": "trainer.models.two_tower:two_tower",
 }
 
 

@@ -17,7 +17,7 @@ from trainer.models.base import BatchOutputs, Predictions
 from trainer.models.losses import LOSSES, LOSSES_OVER_SAMPLES, LossOverSamples, are_classes, to_logit
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
-from trainer.models.weighting import Pareto, weighting_of
+from trainer.models.weighting import WEIGHTINGS
 
 
 class TaskLoss:
@@ -168,7 +168,8 @@ class TaskLosses(nn.Module):
                 for name, task in tasks.items()
             ]
         )
-        self.weighting = weighting_of(config, len(tasks), device)
+        rule = WEIGHTINGS[config.model.task_weighting]
+        self.weighting = rule(len(tasks), config.train.micro_batches, device)
 
     def forward(self, output: Tensor | Predictions, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Computes the loss of the local batch, whose mean over the ranks is the loss of the global batch.
@@ -187,7 +188,7 @@ class TaskLosses(nn.Module):
     @property
     def is_function(self) -> bool:
         """Whether the loss is a function of this rank's tensors alone: it checks no values, and asks no other rank."""
-        return not isinstance(self.weighting, Pareto) and not any(
+        return not self.weighting.needs_gradients and not any(
             isinstance(loss, TaskLoss) and (loss.checks_labels or loss.is_across_ranks) for loss in self._losses
         )
 

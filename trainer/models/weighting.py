@@ -9,14 +9,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config.root import Config
 from trainer.core.errors import InputError
 
 MOST_EXCHANGES = 1000
 TOLERANCE = 1e-9  # of the gradient, whose Gram matrix is summed in float32
 
 
-class Fixed(nn.Module):
+class Weighting(nn.Module):
+    """A rule that combines the losses of several tasks.
+
+    Args:
+        tasks: Number of the tasks.
+        micro_batches: Microbatches of the local batch, whose losses add up.
+        device: Device of the rule's parameters.
+
+    Attributes:
+        needs_gradients: Whether the rule goes back from each task's loss to the embeddings, and sums over the ranks.
+    """
+
+    needs_gradients = False
+
+    def __init__(self, tasks: int, micro_batches: int, device: torch.device) -> None:
+        super().__init__()
+
+    def attach(self, embeddings: Callable[[], list[Tensor]]) -> None:
+        """Attaches the rule to the cut of a sharded model.
+
+        Args:
+            embeddings: Returns this rank's embeddings of the step in progress, `[rows, columns]` each.
+        """
+
+
+class Fixed(Weighting):
     """The plain sum, in which each task has the weight of its configuration."""
 
     def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
@@ -24,20 +48,15 @@ class Fixed(nn.Module):
         return (each.sum(dim=1) * weights).sum() * scale
 
 
-class Uncertainty(nn.Module):
+class Uncertainty(Weighting):
     """Weights by learned variances (Kendall et al., arXiv:1705.07115): the sum of e^-s L + s / 2.
-
-    Args:
-        tasks: Number of the tasks.
-        micro_batches: Microbatches of the local batch, whose losses add up.
-        device: Device of the variances.
 
     Attributes:
         log_variances: s, by task.
     """
 
     def __init__(self, tasks: int, micro_batches: int, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(tasks, micro_batches, device)
         self.log_variances = nn.Parameter(torch.zeros(tasks, device=device))
         self._micro_batches = micro_batches
 
@@ -47,17 +66,18 @@ class Uncertainty(nn.Module):
         return (losses * (-self.log_variances).exp()).sum() + self.log_variances.sum() / (2 * self._micro_batches)
 
 
-class Pareto(nn.Module):
+class Pareto(Weighting):
     """Weights that make the gradient of the pooled embeddings shortest (Sener, Koltun, arXiv:1810.04650).
 
     No task's loss rises along such a gradient. As in MGDA-UB, it is the gradient of what all tasks share, here the
     pooled embeddings, and not of all weights.
-
-    Attributes:
-        shared: Returns the shared tensors of the step in progress, this rank's samples first.
     """
 
-    shared: Callable[[], list[Tensor]]
+    needs_gradients = True
+
+    def attach(self, embeddings: Callable[[], list[Tensor]]) -> None:
+        """Keeps the embeddings, whose gradients `forward` takes."""
+        self._embeddings = embeddings
 
     def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
         """Returns the loss; `each` is `[B, T]`, `weights` `[B]`."""
@@ -66,7 +86,7 @@ class Pareto(nn.Module):
         return (factors * losses).sum()
 
     def _factors(self, losses: Tensor) -> Tensor:
-        shared = self.shared()
+        shared = self._embeddings()
         if not shared:
             raise InputError(
                 "model.task_weighting is 'pareto', which needs the gradients of embeddings, but the model looks none "
@@ -107,11 +127,4 @@ def shortest(gram: Tensor) -> Tensor:
     return weights
 
 
-def weighting_of(config: Config, tasks: int, device: torch.device) -> nn.Module:
-    """Returns the rule of a configuration."""
-    match config.model.task_weighting:
-        case "uncertainty":
-            return Uncertainty(tasks, config.train.micro_batches, device)
-        case "pareto":
-            return Pareto()
-    return Fixed()
+WEIGHTINGS: dict[str, type[Weighting]] = {"fixed": Fixed, "uncertainty": Uncertainty, "pareto": Pareto}

@@ -23,6 +23,7 @@ from trainer.data.order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss
+from trainer.models.weighting import WEIGHTINGS
 from trainer.optim.dense_optimizers import dense_optimizers, freeze
 
 CPU = torch.device("cpu")
@@ -138,7 +139,8 @@ def _step(config: Config, model: ModelWithLoss, optimizers: list[Any], batch: Ba
 
 def _needs_other_ranks(config: Config) -> bool:
     compared = [task for task in config.named_tasks().values() if task.compares_samples]
-    return config.model.task_weighting == "pareto" or any(task.across != "lane" for task in compared)
+    weighting = WEIGHTINGS[config.model.task_weighting]
+    return weighting.needs_gradients or any(task.across != "lane" for task in compared)
 
 
 class WorkCounter(TorchDispatchMode):

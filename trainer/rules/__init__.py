@@ -1,4 +1,4 @@
-"""The rules of features, one file for each: keys, checks, types, NumPy form, torch form and signature.
+"""The rules of features: keys, checks, types of columns, NumPy form, torch form and signature of exports.
 
 Importable without torch. Uses core.
 """

@@ -61,10 +61,12 @@ class IdRule:
     Attributes:
         takes_strings: Whether ids may be strings, which arrive as 64-bit hashes.
         lists_ids: Whether a row belongs to one id, so that all features of a table have the same rule.
+        keeps_rows: Whether ids keep their rows when the table gets more.
     """
 
     takes_strings: bool = False
     lists_ids: bool = False
+    keeps_rows: bool = False
 
     def __init__(self, name: str, feature: Any) -> None:
         self.name, self.feature, self.rows = name, feature, feature.rows

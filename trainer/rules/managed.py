@@ -8,16 +8,18 @@ import numpy as np
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange
 from trainer.rules.base import IdRule, SparseKeys
-from trainer.rules.places import FREE
-from trainer.rules.row_map import SHARED
 from trainer.rules.vocabulary import look_up
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+FREE = -1  # in place of the id of a row without one; ids are at least 0
+SHARED = 0  # the row of all ids without a row of their own
+
+
 class ManagedKeys(SparseKeys):
-    """The keys of this rule."""
+    """The key of `ids = "managed"`."""
 
     evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
     """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
@@ -36,7 +38,7 @@ class ManagedKeys(SparseKeys):
 
 
 class Managed(IdRule):
-    """Cuts ids to 63 bits, as negative numbers are no ids. A `RowMap` gives them rows, once per global batch.
+    """Cuts ids to 63 bits, as negative numbers are no ids. Training gives them rows, once per global batch.
 
     Attributes:
         ids_of_rows: The id of each row in a checkpoint, `[R]`, for an export.
@@ -44,6 +46,7 @@ class Managed(IdRule):
 
     takes_strings = True
     lists_ids = True
+    keeps_rows = True
     ids_of_rows: np.ndarray
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:

@@ -1,16 +1,17 @@
-"""Reduces Arrow's many types and layouts to the types of training: numbers, integers and strings.
+"""Columns of Arrow's many types and layouts as the few of training: numbers, integers, strings, and nulls in NumPy.
 
 A layout changes no value: dictionaries, runs, views, lists of any kind, extension types by their storage.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 FLOAT32 = pa.float32()
-SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in each of Arrow's units of time
+SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # a second in Arrow's units of time
 WIDEST_DECIMAL = pa.decimal256(76, 0)
 # By number: a chain of `pa.types` functions takes microseconds for each column of each window.
 STRINGS = {dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
@@ -181,6 +182,62 @@ def as_lists(array: pa.Array) -> pa.Array:
     return array if _has_lists(array.type) else pa.nulls(len(array), pa.large_list(pa.int32()))
 
 
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """Returns the lengths of lists, `[R]`; 0 for a null list."""
+    lengths = pc.list_value_length(lists)  # pyrefly: ignore[missing-attribute]
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns where each list begins, and where the last one ends, `[R + 1]`, given their lengths, `[R]`."""
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def to_texts(array: pa.Array) -> list[Any]:
+    """Returns plain strings or bytes, in lists or not, as text in Python, from which `bytes_of` makes the same bytes.
+
+    A byte that is not UTF-8 becomes U+DC80 to U+DCFF, as by Python's error handler surrogateescape.
+    """
+    if is_list(array.type):
+        texts, lengths = iter(to_texts(array.flatten())), array.value_lengths().to_pylist()
+        return [None if length is None else [next(texts) for _ in range(length)] for length in lengths]
+    found = (array.dictionary_decode() if pa.types.is_dictionary(array.type) else array).cast(pa.large_binary())
+    return [None if one is None else one.decode(errors="surrogateescape") for one in found.to_pylist()]
+
+
+def bytes_of(text: str) -> bytes:
+    """Returns the bytes of text in UTF-8, and of U+DC80 to U+DCFF the bytes that they stand for.
+
+    Raises:
+        UnicodeEncodeError: The text has another surrogate, which is no character by itself.
+    """
+    return text.encode(errors="surrogateescape")
+
+
+# By the arrays' buffers: `is_null().to_numpy()` takes ten times as long as `is_missing`, and `fill_null` 1.2
+# (int64) to 1.7 times (float32) as long as `zero_filled`.
+
+
+def is_missing(array: pa.Array) -> np.ndarray:
+    """Returns which values are null, `[R]` bool."""
+    bitmap = array.buffers()[0]
+    if bitmap is None:
+        return np.full(len(array), array.null_count > 0)  # an array of the null type has no bitmap
+    whole_bytes, start = divmod(array.offset, 8)
+    stored = np.frombuffer(bitmap, np.uint8, offset=whole_bytes)
+    return np.unpackbits(stored, count=start + len(array), bitorder="little")[start:] == 0
+
+
+def zero_filled(array: pa.Array) -> np.ndarray:
+    """Returns numbers, `[R]`, with 0 instead of nulls."""
+    if not array.null_count:
+        return array.to_numpy(zero_copy_only=False)
+    stored = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    values = stored.to_numpy(zero_copy_only=False)  # a null has any value
+    # As integers, because infinity times 0 is not 0.
+    return (values.view(f"i{values.itemsize}") * ~is_missing(array)).view(values.dtype)
+
+
 def _has_lists(dtype: pa.DataType) -> bool:
     return dtype.id in LISTS
 
@@ -196,9 +253,7 @@ def _ticks(dtype: pa.DataType) -> pa.DataType:
 
 def _map_lists(change: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.LargeListArray:
     """Returns lists with changed elements; also for list views, whose own cast to lists loses elements after a null."""
-    lengths = pc.list_value_length(array)  # pyrefly: ignore[missing-attribute]
-    sizes = lengths.fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64())
+    offsets = pa.array(offsets_of(list_lengths(array)), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, change(array.flatten()), mask=array.is_null())
 
 

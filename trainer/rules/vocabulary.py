@@ -17,8 +17,7 @@ from trainer.core.secrets import place, without_secrets
 from trainer.core.section import MayChange
 from trainer.core.storage import named, open_storage
 from trainer.rules.base import IdRule, SparseKeys
-from trainer.rules.modulo import modulo, unsigned_modulo
-from trainer.rules.strings import hash_text
+from trainer.rules.hashing import hash_text, modulo, unsigned_modulo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,7 @@ METADATA = b"vocabulary"
 
 
 class VocabularyKeys(SparseKeys):
-    """The keys of this rule."""
+    """The key of `ids = "vocabulary"`."""
 
     vocabulary: Annotated[str | None, MayChange] = None
     """For ids = "vocabulary": a file that data.vocabulary made, on any fsspec URL. A resume needs the same ids, or more
@@ -48,6 +47,7 @@ class Listed(IdRule):
 
     takes_strings = True
     lists_ids = True
+    keeps_rows = True
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of ids."""

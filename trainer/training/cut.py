@@ -13,6 +13,7 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyGetItemMixi
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from trainer.config.root import Config
+from trainer.models.weighting import WEIGHTINGS
 from trainer.plan.sharding import PooledTables, SequenceTables
 
 Embeddings = TypeVar("Embeddings")
@@ -28,7 +29,7 @@ def needs_cut(config: Config) -> bool:
         or train.scales_loss
         or train.nonfinite != "ignore"
         or config.optimizer.sparse.max_gradient is not None
-        or config.model.task_weighting == "pareto"
+        or WEIGHTINGS[config.model.task_weighting].needs_gradients
     )
 
 

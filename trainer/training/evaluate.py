@@ -29,8 +29,8 @@ from trainer.metrics.evaluation import Metrics, predictions_of_items
 from trainer.metrics.retrieval import ItemVectors
 from trainer.rules.vocabulary import check_fingerprints
 from trainer.run.reporter import format_metrics
+from trainer.training.id_map import IdMap
 from trainer.training.item_vectors import item_vectors
-from trainer.training.managed_ids import ManagedIds
 from trainer.training.resume import check_catalogue
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 
@@ -81,14 +81,14 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, split: str, managed: ManagedIds, give_up: Callable[[], bool] = lambda: False
+        self, model: nn.Module, split: str, id_map: IdMap, give_up: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
         """Evaluates on a split.
 
         Args:
             model: It must not be attached to a training pipeline.
             split: validation or test.
-            managed: The rows of managed ids, which stay as they are.
+            id_map: The rows of ids, which stay as they are.
             give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
@@ -107,7 +107,7 @@ class Evaluator:
         for batch in loader.batches(0, loader.steps_per_epoch):
             if give_up():
                 return None
-            _, outputs = model(managed.looked_up(batch).to(context.device))
+            _, outputs = model(id_map.looked_up(batch).to(context.device))
             metrics.update(outputs)
         model.train()
         return metrics.compute(context)
@@ -175,7 +175,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         evaluator = Evaluator(config, context, RecordedTypes.of_checkpoint(chosen.url, chosen.train_state))
         model = restore_evaluated(config, chosen, context)
         with model.averaged():
-            metrics = evaluator.evaluate(model.model, split, model.managed)
+            metrics = evaluator.evaluate(model.model, split, model.id_map)
         if context.is_rank0 and metrics:
             print(f"step {chosen.step:,}  {split}: {format_metrics(metrics)}")
             run.write_json(f"evaluation-{split}.json", {"step": chosen.step, "split": split, **metrics})
@@ -190,8 +190,7 @@ def restore_evaluated(config: Config, checkpoint: Checkpoint, context: Distribut
     """
     check_fingerprints(config.data.sparse, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
     model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)
-    model.managed.keep_rules(checkpoint.train_state)
-    restore(checkpoint, model.evaluated(), context, partial=True)
+    restore(checkpoint, model.restoring_evaluated(checkpoint.train_state), context, partial=True)
     return model
 
 

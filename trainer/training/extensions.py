@@ -19,8 +19,8 @@ Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
 * `check`, `(config, context) -> None`: on rank 0, before the run directory is claimed; raises InputError.
 * `driver`, a class `(job)`: the `Driver` of the run, in place of the one that has one order of samples; at most one.
 * `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
-* `ids`, a class `(data, context, plan)`: gives rows of tables to raw ids; at most one.
-* `watcher`, a class `(claimed)`: watches the run, and changes none of its bits.
+* `ids`, an `IdMap` class (`id_map.py`): gives rows of tables to raw ids; at most one.
+* `watcher`, a `Watcher` class without options: watches the run, and changes none of its bits.
 """
 
 
@@ -44,6 +44,11 @@ def _set(key: str) -> Callable[[Config], str | None]:
     return lambda config: key if reduce(getattr, key.split("."), config) else None
 
 
+def _managed_ids(config: Config) -> str | None:
+    features = next(iter(config.data.managed_tables.values()), None)
+    return f'data.sparse.{features[0]}.ids = "managed"' if features else None
+
+
 EXTENSIONS = {
     "preflight": Extension(
         places={"start": "trainer.extensions.preflight:preflight"}, key=_set("train.preflight_seconds")
@@ -52,6 +57,7 @@ EXTENSIONS = {
         places={"driver": "trainer.extensions.segments.segments:Segments"}, key=_set("data.segments.path")
     ),
     "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "managed_ids": Extension(places={"ids": "trainer.extensions.managed_ids.managed_ids:ManagedIds"}, key=_managed_ids),
     "histograms": Extension(
         places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
     ),

@@ -52,16 +52,15 @@ def finetune(
     if url is None:
         return {}
     source = verify_together(context, lambda find: find_source(url, config.take, find))
-    tensors = model.tensors() if config.optimizer_state else model.weights() | model.managed.tensors()
+    trained = model.trained() if config.optimizer_state else model.weights()
     # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
-    here = shapes_of(tensors, context)
+    here = shapes_of(trained | model.id_map.tensors(), context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
     broadcast_from_rank0(context, lambda: _check_types(data, types, found, source))
-    managed = {table_of(name): table_of(other) for name, other in found.sources.items() if name.startswith("managed.")}
-    model.managed.keep_blocks(source.train_state, managed)
-    fill(source.url, tensors | model.managed.tensors(), found.sources, context)
-    model.managed.begin_anew()
+    tables = {table_of(name): table_of(other) for name, other in found.sources.items() if is_table(name)}
+    fill(source.url, trained | model.id_map.restoring(source.train_state, tables), found.sources, context)
+    model.id_map.begin_anew()
     if config.optimizer_state:
         model.optimizers.tables.earlier_steps = source.step + source.train_state.get("earlier_table_steps", 0)
     facts = {"checkpoint": source.url, "step": source.step, "optimizer_state": config.optimizer_state}

@@ -55,7 +55,7 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> Finished
         session.reporter.log(f"step {step:,}  training ends early: {reason}")
         _save_unless_saved(session, step)
         early = f"before {session.order.last_step}: {reason}"
-    session.model.managed.end()
+    session.model.id_map.end()
     evaluated_step = _evaluate(session, step, model)
     _require_saved(session, step)
     session.reporter.close()
@@ -103,5 +103,6 @@ def _restore_best(session: Session, step: int) -> int:
     if best is None or best.step == step or session.saver.saved_step != step:
         return step
     grows = session.config.checkpoint.grow_tables
-    restore(best, session.model.evaluated(), session.context, partial=True, grown=grows)
+    tensors = session.model.restoring_evaluated(best.train_state)
+    restore(best, tensors, session.context, partial=True, grown=grows)
     return best.step

@@ -44,6 +44,8 @@ def run(job: Job) -> None:
     finished: Finished | None = None
     for order in driver.orders():
         finished = _train_on(job, order, finished.model if finished else None)
+        if finished.early:
+            break
     driver.end(finished)
 
 

@@ -14,9 +14,9 @@ from trainer.core.secrets import place, without_secrets
 from trainer.core.section import changed_keys, named_on_one_side
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
+from trainer.rules.registry import keeps_rows
 from trainer.rules.vocabulary import check_fingerprints
 
-IN_THEIR_ROWS = ("error", "vocabulary", "managed")  # ids that stay in their rows when there are more rows
 SHOWN = 3  # names in a message
 REWIND = "rewind.json"
 """The first file of a directory that `rewind` makes; run.json is the last."""
@@ -118,7 +118,7 @@ def _listed(names: list[str]) -> str:
 def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:
     """Returns whether a key has the rows of a table, which are more now, and whose ids stay in their rows."""
     found = re.fullmatch(r"data\.sparse\.(.+)\.rows", key)
-    return found is not None and after > before and config.data.sparse[found[1]].ids in IN_THEIR_ROWS
+    return found is not None and after > before and keeps_rows(config.data.sparse[found[1]])
 
 
 def find_start(checkpoints: Checkpoints, resume: Resume, url: str, find: FindDamage) -> Checkpoint | None:

@@ -27,7 +27,7 @@ from trainer.training.nonfinite import StepState
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
-from trainer.training.watchers import RunView, Watcher
+from trainer.training.watchers import RunView, StopRequest, Watcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class Session:
         saver: Saves checkpoints.
         reporter: Writes metrics.
         view: The run as its watchers see it.
+        stop_request: What these watchers may request.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
@@ -83,6 +84,7 @@ class Session:
     saver: Saver
     reporter: Reporter
     view: RunView
+    stop_request: StopRequest
     batches: StallTimer[Batch]
     stop_requests: StopRequests
     watchdog: Watchdog
@@ -119,7 +121,7 @@ class Session:
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
-            counts = self.step_state.report(self.config.train.scales_loss) | self.model.managed.report()
+            counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
             counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step) and result.gradient_norm is None:  # or clipping reports it
@@ -136,15 +138,16 @@ class Session:
     def requested_action(self, step: int) -> Action:
         """Returns the action that any rank requests after a step, the same on all ranks; lets watchers act."""
         with named_range("requests"):
-            watch = any(watcher.asks() for watcher in self.claimed.watchers)
+            watch = any(watcher.asks() for watcher in self.claimed.watchers) or self.stop_request.reason is not None
             action = self.stop_requests.all_reduce(self.saver.overdue(), watch)
         if action is Action.WATCH:
             for watcher in self.claimed.watchers:
                 watcher.asked(self.view, step)
+            self.stop_request.agree(self.context)
         return action
 
     def steps(self) -> Iterator[int]:
-        """Yields the steps to take: up to the last, or to the evaluation after which training ends early."""
+        """Yields the steps to take: up to the last, or to that after which training ends early."""
         for step in range(self.order.steps_done + 1, self.order.last_step + 1):
             if self.reason_to_stop(step - 1):
                 return
@@ -152,8 +155,12 @@ class Session:
 
     def reason_to_stop(self, step: int) -> str | None:
         """Returns why training ends early after a step; None if training goes on, or has reached its last step."""
+        if step >= self.order.last_step:
+            return None
+        if self.stop_request.agreed:
+            return self.stop_request.agreed
         config, evaluated = self.config.train.stop_early, step == self.order.steps_done or self.evaluator.due(step)
-        if config.metric is None or not evaluated or step >= self.order.last_step:
+        if config.metric is None or not evaluated:
             return None
         return broadcast_from_rank0(self.context, lambda: reason_to_stop(config, self.reporter.evaluations(), step))
 
@@ -169,9 +176,9 @@ class Session:
         Raises:
             Stopped: A signal requested a stop.
         """
-        with self.model.averaged(), self.model.managed.rewound(), named_range("evaluation"):
+        with self.model.averaged(), self.model.id_map.rewound(), named_range("evaluation"):
             metrics = self.evaluator.evaluate(
-                model, split, self.model.managed, partial(self._stop_requested, step, split)
+                model, split, self.model.id_map, partial(self._stop_requested, step, split)
             )
         if metrics is None:
             self.stop(step)
@@ -180,6 +187,7 @@ class Session:
         self.reporter.flush()  # watchers read the run's files
         for watcher in self.claimed.watchers:
             watcher.after_evaluation(self.view, of_step, split, metrics)
+        self.stop_request.agree(self.context)
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
@@ -214,14 +222,14 @@ class Session:
             "types": {**self.order.types.meanings},
             "vocabularies": fingerprints(self.config.data.sparse),
             "catalogue": self.order.catalogue.fingerprint if self.order.catalogue else None,
-            **self.model.managed.rules(),
+            **self.model.id_map.rules(),
             **self.order.state,
         }
         if self.order.ends is not None and step == self.order.last_step:
             train_state[ENDS] = self.order.ends
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
         self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
-        with named_range("save"), self.model.managed.rewound():
+        with named_range("save"), self.model.id_map.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 

@@ -36,7 +36,7 @@ from trainer.training.nonfinite import StepState, start_state
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
-from trainer.training.watchers import RunView, Watcher, make_watchers
+from trainer.training.watchers import RunView, StopRequest, Watcher, make_watchers
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
 
@@ -119,7 +119,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
         origin = restore_or_finetune(claimed, model, order.types)
         continue_chain(job, model)
-    reporter = _open_reporter(claimed, order)
+    reporter, stop_request = _open_reporter(claimed, order), StopRequest()
     with _open_saver(job, order, reporter) as saver:
         session = Session(
             claimed=claimed,
@@ -134,8 +134,10 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 directory=claimed.directory,
                 _reporter=reporter,
                 _weights=model.weights,
+                _stop=stop_request,
             ),
-            batches=StallTimer(model.managed.batches(order.batches(), order.steps_done, order.unused_since)),
+            stop_request=stop_request,
+            batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
             step_state=job.step_state,
@@ -217,12 +219,11 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: Recorde
         if model.averages:
             model.averages.begin()
         return facts
-    model.managed.keep_rules(claimed.start.train_state)
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
         model.averages.begin()  # of the new rows
     started = time.monotonic()
-    restore(claimed.start, model.tensors(), context, grown=grows)
+    restore(claimed.start, model.restoring(claimed.start.train_state), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
     seconds = claimed.verify_seconds + time.monotonic() - started
     earlier = broadcast_from_rank0(context, claimed.directory.facts)

@@ -1,5 +1,6 @@
 """Builds the sharded model: makes the plan, shards the tables, attaches the optimizers."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
 from trainer.models.tasks import ModelWithLoss
-from trainer.models.weighting import Pareto
 from trainer.optim.averages import Averages, check_kernels
 from trainer.optim.dense_optimizers import freeze
 from trainer.optim.optimizers import Optimizers
@@ -30,7 +30,7 @@ from trainer.plan.sharding_plan import render_plan, replicated_tables
 from trainer.plan.tables import check_types, column_shards_in_words
 from trainer.training.cut import Cut, CutSequences, CutTables, needs_cut
 from trainer.training.extensions import found
-from trainer.training.managed_ids import ManagedIds, check_managed
+from trainer.training.id_map import IdMap, make_id_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ShardedModel:
         optimizers: The optimizers of its tables and of its dense part.
         cut: Where backward stops before the tables, if it does.
         averages: The averages of its weights; None without optimizer.ema.decay.
-        managed: The rows of managed ids.
+        id_map: The rows of ids.
         plan: The placement of its tables.
         plan_json: The plan in the form of plan.json.
         planned_for: A name for all that decided the plan; empty if it was loaded.
@@ -54,7 +54,7 @@ class ShardedModel:
     optimizers: Optimizers
     cut: Cut
     averages: Averages | None
-    managed: ManagedIds
+    id_map: IdMap
     plan: ShardingPlan
     plan_json: dict[str, Any]
     planned_for: str
@@ -70,15 +70,23 @@ class ShardedModel:
         weights = {name: weight for name, weight in self.model.named_parameters() if table_of_weight(name) is None}
         return {f"model.{name}" for name, weight in weights.items() if not weight.requires_grad}
 
-    def evaluated(self) -> State:
-        """Returns what an evaluation needs under their names in checkpoints, as views."""
-        averages = self.averages.tensors() if self.averages and self.averages.evaluated else {}
-        return self.weights() | averages | self.managed.tensors()
+    def trained(self) -> State:
+        """Returns weights, optimizer state and averages under their names in checkpoints, as views."""
+        averages = self.averages.tensors() if self.averages else {}
+        return all_tensors(self.model, self.optimizers) | averages
 
     def tensors(self) -> State:
-        """Returns weights, optimizer state, averages and the rows of ids under their names in checkpoints, as views."""
-        averages = self.averages.tensors() if self.averages else {}
-        return all_tensors(self.model, self.optimizers) | averages | self.managed.tensors()
+        """Returns what a checkpoint has, under its names there, as views: what is trained, and the rows of ids."""
+        return self.trained() | self.id_map.tensors()
+
+    def restoring(self, saved: Mapping[str, Any]) -> State:
+        """Returns the tensors to fill from a checkpoint of the same run, given its train state."""
+        return self.trained() | self.id_map.restoring(saved)
+
+    def restoring_evaluated(self, saved: Mapping[str, Any]) -> State:
+        """Returns those of the tensors to fill that an evaluation needs, given the checkpoint's train state."""
+        averages = self.averages.tensors() if self.averages and self.averages.evaluated else {}
+        return self.weights() | averages | self.id_map.restoring(saved)
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the weights are their averages, if these are to be evaluated."""
@@ -125,7 +133,7 @@ def build_sharded_model(
     by_kind = sharders(config.comms, CutTables, CutSequences) if needs_cut(config) else sharders(config.comms)
     plan, remark, planned_for = make_plan(unsharded, config, context, run)
     check_types(plan, config)
-    check_managed(config.data, plan)
+    id_map = make_id_map(config, context, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
     # Before `shard`, which replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
@@ -141,14 +149,13 @@ def build_sharded_model(
     with allocating(shapes, torch.float32.itemsize):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)
-    if isinstance(unsharded.losses.weighting, Pareto):
-        unsharded.losses.weighting.shared = lambda: cut.leaves
+    unsharded.losses.weighting.attach(lambda: cut.leaves)
     return ShardedModel(
         model=model,
         optimizers=Optimizers(model, replicated_tables(plan), config.optimizer, lanes.steps if lanes else 1),
         cut=cut,
         averages=averages,
-        managed=ManagedIds(config.data, context, plan),
+        id_map=id_map,
         plan=plan,
         plan_json=plan_json,
         planned_for=planned_for,

@@ -83,7 +83,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         # With nothing to exchange. Microbatches need the pipeline, which looks up the whole batch.
         self._is_alone = context.world_size == 1 and config.train.micro_batches == 1
         self._model_with_loss, self._optimizers = model.model, model.optimizers
-        self._cut, self._averages, self._managed = model.cut, model.averages, model.managed
+        self._cut, self._averages, self._id_map = model.cut, model.averages, model.id_map
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
         self._world_size, self._step_state = context.world_size, state
         self._seed, self._rank = config.train.seed, context.rank
@@ -148,7 +148,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Computes the loss, and the gradients of all microbatches but the last."""
         with self.clock.part(FORWARD):
-            self._managed.begin(self._step, self._reset)
+            self._id_map.begin(self._step, self._reset)
             self._finite.before_forward()
             if self._micro_batches == 1:
                 loss, outputs = self._model_with_loss(batch)

@@ -2,18 +2,39 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config
-from trainer.core.distributed import DistributedContext
+from trainer.core.distributed import DistributedContext, gather_to_all
+from trainer.core.errors import InputError
+from trainer.core.registry import find_by_name
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.run.reporter import Reporter, tolerate_failed_writes
 from trainer.training.extensions import found
+
+KEY = "report.watchers"
+
+
+@dataclass
+class StopRequest:
+    """A request of watchers that training ends.
+
+    Attributes:
+        reason: The reason of a watcher of this rank.
+        agreed: The reason that all ranks end for.
+    """
+
+    reason: str | None = None
+    agreed: str | None = None
+
+    def agree(self, context: DistributedContext) -> None:
+        """Takes the reason of the first rank that has one; all ranks call it."""
+        self.agreed = next(filter(None, gather_to_all(self.reason, context)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +52,7 @@ class RunView:
     directory: RunDirectory
     _reporter: Reporter | None = None
     _weights: Callable[[], State] = dict
+    _stop: StopRequest = field(default_factory=StopRequest)
 
     def log(self, text: str) -> None:
         """Prints a line on rank 0, above the progress bar."""
@@ -58,6 +80,17 @@ class RunView:
         """Starts the clock of the next step, so that what a watcher did since the last step counts for none."""
         if self._reporter:
             self._reporter.resume_clock()
+
+    def request_stop(self, reason: str) -> None:
+        """Ends training early, as `train.stop_early` does: the run is saved and evaluated, and has finished.
+
+        It ends after the same step on all ranks, whichever of them calls this: after an evaluation, when one of its
+        watchers calls it; otherwise within the next steps.
+
+        Args:
+            reason: Why, for the console and run.json.
+        """
+        self._stop.reason = self._stop.reason or reason
 
     @contextmanager
     def tolerate_failed_writes(self) -> Iterator[None]:
@@ -123,5 +156,20 @@ class Watcher:
 
 
 def make_watchers(config: Config) -> tuple[Watcher, ...]:
-    """Returns the watchers of a run."""
-    return tuple(make() for make in found(config, "watcher"))
+    """Returns the watchers of a run: those of its extensions, and the user's own.
+
+    Raises:
+        InputError: A watcher cannot be imported, or does not take its options.
+    """
+    own = (_own(name, options) for name, options in config.report.watchers.items())
+    return (*(make() for make in found(config, "watcher")), *own)
+
+
+def _own(name: str, options: Mapping[str, Any]) -> Watcher:
+    kind = find_by_name(KEY, name, {})
+    if not (isinstance(kind, type) and issubclass(kind, Watcher)):
+        raise InputError(f"{KEY} has '{name}', which is no watcher; name a subclass of torchx_recsys.Watcher")
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{KEY} has '{name}', which does not take its options: {error}") from error

@@ -29,6 +29,7 @@ from torchx_recsys.apps.check_data.splits import (
     split_sources,
 )
 from torchx_recsys.apps.engines.engine import Engine, engine_of
+from torchx_recsys.apps.engines.progress import progress_bar
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.vocabulary import write_vocabularies
 from trainer.config.data import DataConfig
@@ -37,7 +38,6 @@ from trainer.config.files import CSV_READERS
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, nearest
-from trainer.core.progress import progress_bar
 from trainer.core.section import Tree, validate
 from trainer.core.storage import open_storage, refuse_existing, write_file
 from trainer.data.columns import id_columns

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from torchx_recsys.apps.check_data.checked import Checked
 from torchx_recsys.apps.check_data.finding import Finding, percent
 from trainer.core.console import plural
-from trainer.rules.weights import list_lengths
+from trainer.rules.plain_types import list_lengths
 
 LATE = 0.001  # of the rows
 

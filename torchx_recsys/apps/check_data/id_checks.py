@@ -12,8 +12,7 @@ from torchx_recsys.apps.check_data.reading import Measured
 from trainer.config.features import SparseFeature
 from trainer.core.arrays import mix
 from trainer.core.console import plural
-from trainer.rules.hash import salted
-from trainer.rules.strings import as_integers
+from trainer.rules.hashing import as_integers, salted
 
 
 def check_outside(checked: Checked) -> Iterator[Finding]:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from torchx_recsys.apps.datasets import criteo_tsv as tsv
 from torchx_recsys.apps.datasets.writer import DataSetWriter, PartWriter, print_summary
 from torchx_recsys.apps.engines.engine import engine_of
+from torchx_recsys.apps.engines.progress import progress_bar
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.progress import progress_bar
 from trainer.core.storage import named, open_storage
 from trainer.data.listing import LeftOutPaths, files_of_glob
 

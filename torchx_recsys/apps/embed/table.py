@@ -19,7 +19,7 @@ from torchx_recsys.apps.predict.resume import (
     claimed,
     record_of_checkpoint,
 )
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoint, FindDamage
 from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig

@@ -9,8 +9,7 @@ from types import FunctionType
 
 from torchx_recsys.apps.export import load
 from trainer.config.data import DataConfig
-from trainer.rules.own import OwnRule
-from trainer.rules.registry import id_rule
+from trainer.rules.registry import OwnRule, id_rule
 
 IMPORT = re.compile(r"^from (trainer\.rules\.\w+) import (.+)\n", re.MULTILINE)
 

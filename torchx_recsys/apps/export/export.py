@@ -28,11 +28,11 @@ from torchx_recsys.apps.export.quantized import measure, quantize_tables, render
 from torchx_recsys.apps.export.reference import (
     SplitRows,
     first_rows,
-    managed_ids,
     parity,
     plain_answers,
     read_rows,
     rows_of_samples,
+    saved_id_map,
     trained_parity,
 )
 from torchx_recsys.apps.export.rules import ids_with_rows
@@ -230,7 +230,7 @@ def _write(
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
     described |= {"format": choices.format, "split": split}
     state = read_managed(chosen) if data.managed_tables else {}
-    rows = partial(read_rows, files, config.data, managed_ids(config.data, state))
+    rows = partial(read_rows, files, config.data, saved_id_map(config, chosen.train_state, state))
     listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})
     unsigned = [name for name, one in data.sparse.items() if type_of_ids(types[columns_of(name, one)[0]]) == "uint64"]
     rules = partial(Rules, data, lists, unsigned)

@@ -29,12 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.rules.error import is_outside
-from trainer.rules.max_ids import kept_range
-from trainer.rules.numbers import has_dense_value
-from trainer.rules.own import checked_rows
-from trainer.rules.strings import bytes_of, hash_bytes
-from trainer.rules.weights import allowed_weights, is_weight
+from trainer.rules.dense import has_dense_value
+from trainer.rules.hashing import hash_bytes, is_outside
+from trainer.rules.id_lists import allowed_weights, is_weight, kept_range
+from trainer.rules.plain_types import bytes_of
+from trainer.rules.registry import checked_rows
 
 Tensor = Any
 """A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""

@@ -1,10 +1,11 @@
 """The trainer's own answers: rows from its loader, looked up by TorchRec in one process, without shards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
@@ -13,27 +14,27 @@ from trainer.batches.batch import Batch, to_batch, with_values
 from trainer.batches.decode import Chunk, decode, earlier_lists, seconds_of
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
+from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import RowGroupReader
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists, id_type, is_string
-from trainer.rules.strings import to_texts
-from trainer.training.managed_ids import ManagedIds
+from trainer.rules.plain_types import as_lists, id_type, is_string, to_texts
+from trainer.training.id_map import IdMap, make_id_map
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
 READ_ROWS = 4096
 PARITY_ROWS = 64
 
 
-def managed_ids(data: DataConfig, state: dict[str, Tensor]) -> ManagedIds:
-    """Returns the managed ids of a checkpoint; `state` has the names of the checkpoint."""
-    managed = ManagedIds(data, ALONE)
-    for name, value in managed.tensors().items():
+def saved_id_map(config: Config, train_state: Mapping[str, Any], state: dict[str, Tensor]) -> IdMap:
+    """Returns the rows of ids of a checkpoint; `state` has the names of the checkpoint."""
+    id_map = make_id_map(config, ALONE)
+    for name, value in id_map.restoring(train_state).items():
         value.copy_(state[name])
-    return managed
+    return id_map
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SplitRows:
     batch: Batch
 
 
-def read_rows(files: FileSet, data: DataConfig, managed: ManagedIds, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
+def read_rows(files: FileSet, data: DataConfig, id_map: IdMap, at_once: int = READ_ROWS) -> Iterator[SplitRows]:
     """Yields the rows of a split in order, `at_once` at a time."""
     reader = RowGroupReader(files, data)
     for group in files.row_groups:
@@ -57,7 +58,7 @@ def read_rows(files: FileSet, data: DataConfig, managed: ManagedIds, at_once: in
             for start in range(0, group.rows, at_once):
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, partial(reader.where, group))
-                batch = managed.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
+                batch = id_map.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
                 yield SplitRows(_raw_columns(chunk, data), batch)
 
 
@@ -81,7 +82,8 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
 
 def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None) -> list[Any]:
     if "times" in uses:
-        return seconds_of(column, chunk).to_pylist()
+        seconds, missing = seconds_of(column, chunk)
+        return pa.array(seconds, mask=missing).to_pylist()
     if uses == {"nulls"}:  # of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)

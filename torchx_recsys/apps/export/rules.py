@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.rules.base import IdRule as Rule
-from trainer.rules.buckets import bucketized_in_torch
+from trainer.rules.derived_ids import bucketized_in_torch
 from trainer.rules.managed import Managed
-from trainer.rules.own import OwnRule
-from trainer.rules.registry import id_rule
+from trainer.rules.registry import OwnRule, id_rule
 
 IdRule = Callable[[Tensor], Tensor]
 """Returns rows of a table, `[N]` int64, for raw ids, `[N]` int64."""

@@ -11,9 +11,8 @@ from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.cross import crossed_in_torch, inputs_of_cross
-from trainer.rules.numbers import dense_in_torch
-from trainer.rules.times import part_of_time
+from trainer.rules.dense import dense_in_torch
+from trainer.rules.derived_ids import crossed_in_torch, inputs_of_cross, part_of_time
 
 
 def names_of_list(column: str) -> tuple[str, str]:

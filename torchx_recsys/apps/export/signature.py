@@ -11,10 +11,9 @@ from trainer.config.features import DenseFeature, SparseFeature, columns_of, tak
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
 from trainer.models.outputs import ModelOutput
-from trainer.rules.cross import inputs_of_cross
+from trainer.rules.derived_ids import SECONDS, inputs_of_cross
 from trainer.rules.plain_types import SECOND, has_values, id_type, is_list, is_moment, is_string, plain_type
 from trainer.rules.registry import id_rule
-from trainer.rules.times import SECONDS
 
 VERSION = 2  # 1 had no inputs that mark missing ids: -2^63, a valid id, stood for a missing one
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"

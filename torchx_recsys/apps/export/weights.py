@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import SavedRows, read_tensors
 from trainer.checkpoint.restore import ColumnShards
-from trainer.checkpoint.saved_rows import SavedRows
 from trainer.checkpoint.state_dict import is_table
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.optimizer import AverageConfig

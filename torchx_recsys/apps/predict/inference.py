@@ -1,26 +1,28 @@
 """Batch inference: every rank computes and writes its own parts, all ranks in the same number of steps."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
 from torchx_recsys.apps.predict.kept import KeptColumns
-from torchx_recsys.apps.predict.parts import PartFile, PartFiles
-from trainer.batches.batch import Batch, with_all_features
+from torchx_recsys.apps.predict.parts import PartFile, PartFiles, PartLanes, lanes_of
+from trainer.batches.batch import Batch
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.order import PartLanes, lanes_of
 from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.rules.id_lists import pooling_weights
 from trainer.run.preemption import Stopped
 from trainer.training.sharded_model import ShardedModel
 
@@ -49,7 +51,7 @@ class Predictor:
     def compute(self, batches: Iterator[Batch]) -> Iterator[Columns]:
         """Yields the outputs of each batch, on the CPU."""
         for batch in batches:
-            rows = self._model.managed.looked_up(with_all_features(batch, self._here, self._every))
+            rows = self._model.id_map.looked_up(with_all_features(batch, self._here, self._every))
             _, found = self._model.model(rows.to(self._device))
             yield {name: value.cpu() for name, value in compute_outputs(self._outputs, found.predictions).items()}
 
@@ -158,3 +160,37 @@ def to_arrow(name: str, values: Tensor) -> pa.Array:
         raise InputError(f"the model gives {[*values.shape]} for '{name}'; a column takes [B] or [B, D]")
     flat = pa.array(values.reshape(-1).numpy())
     return flat if values.dim() == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Batch:
+    """Adds the missing features to a batch, as in a batch of items. The added features are empty.
+
+    Args:
+        batch: The batch.
+        here: Its features, in the order of the configuration.
+        config: All features.
+    """
+    if (here.dense.keys(), here.sparse.keys()) == (config.dense.keys(), config.sparse.keys()):
+        return batch
+    samples = len(batch.dense)
+    dense = batch.dense.new_zeros(samples, len(config.dense))
+    dense[:, _places(here.dense, config.dense)] = batch.dense
+    lengths = batch.sparse.lengths().new_zeros(len(config.sparse), samples)
+    lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
+    weights = batch.sparse.weights_or_none()
+    if weights is None and config.has_id_weights:
+        weights = torch.from_numpy(pooling_weights(here.sparse, batch.sparse.lengths().numpy(), {}))
+    # The values of an empty feature take no place, and other features keep their order.
+    sparse = KeyedJaggedTensor(
+        keys=[*config.sparse],
+        values=batch.sparse.values(),
+        weights=weights,
+        lengths=lengths.flatten(),
+        stride=samples,
+    )
+    return replace(batch, dense=dense, sparse=sparse)
+
+
+def _places(names: Collection[str], everything: Collection[str]) -> torch.Tensor:
+    places = {name: place for place, name in enumerate(everything)}
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)

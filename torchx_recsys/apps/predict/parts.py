@@ -1,4 +1,4 @@
-"""The files of a job's parts: each is written whole or not at all, and a final manifest lists them."""
+"""The parts of a job, which ranks take in turn: each file is written whole or not at all, and a manifest lists them."""
 
 import io
 import posixpath
@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import PARTIAL, named
-from trainer.data.order import RowRange, cut_into_parts
+from trainer.data.dataset import RowGroup
+from trainer.data.order import Lanes, RowRange, RowSlice, row_slices
 from trainer.data.outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"
@@ -25,6 +28,52 @@ ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train
 # The default is 1 MiB, more than 65,536 numbers take. All ids and outputs, which hardly repeat, would get a dictionary:
 # writing would take 1.6 times as long, and a sixth more space.
 DICTIONARY_BYTES = 32_768
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartLanes(Lanes):
+    """One lane for each rank, with the rank's parts of a data set in order; no step has rows of two parts.
+
+    Attributes:
+        parts: The parts of each lane. All but the last part of a lane are whole steps.
+    """
+
+    parts: tuple[tuple[RowRange, ...], ...]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The samples of each lane, `[L]`."""
+        return np.array([sum(stop - start for start, stop in parts) for parts in self.parts])
+
+    @property
+    def steps(self) -> int:
+        """Steps until the longest lane ends."""
+        return -(-int(self.lengths.max()) // self.samples_per_step)
+
+    def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
+        """Returns the rows of a lane; `ends` is `ends_of(order)`."""
+        return [one for part in self.parts[lane] for one in row_slices(order, ends, *part)]
+
+
+def cut_into_parts(rows: int, size: int) -> list[RowRange]:
+    """Returns parts of `size` rows of a data set; the last part may be shorter."""
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def lanes_of(parts: list[RowRange], world_size: int, batch_size: int) -> PartLanes:
+    """Returns lanes in which the ranks take the parts in turn.
+
+    Args:
+        parts: The parts. All but the last have a multiple of `batch_size` rows.
+        world_size: Number of ranks.
+        batch_size: Rows of a rank in a step.
+    """
+    return PartLanes(
+        rows=sum(stop - start for start, stop in parts),
+        lanes=world_size,
+        global_batch_size=batch_size * world_size,
+        parts=tuple(tuple(parts[rank::world_size]) for rank in range(world_size)),
+    )
 
 
 class PartFiles:

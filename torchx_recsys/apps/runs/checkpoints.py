@@ -149,7 +149,7 @@ def _convert(found: Checkpoints, out: str, file: str, step: int | None) -> None:
     if checkpoint is None:
         raise InputError(f"--out is '{out}', where {_nothing(step, found)}")
 
-    from trainer.checkpoint.consolidate import SAFETENSORS, read_tensors, write_plain
+    from torchx_recsys.apps.runs.saved_tensors import SAFETENSORS, read_tensors, write_plain
 
     tensors = read_tensors(checkpoint.url)
     write_plain(tensors, checkpoint.step, file)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.consolidate import read_tensors
+from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 from trainer.models.embeddings import table_of_weight

@@ -66,7 +66,7 @@ def static_metrics(
                 data = data_of_segment(config.data, segment, "validation")
                 evaluator = Evaluator(config.model_copy(update={"data": data}), context, types, catalogue)
                 with model.averaged():
-                    found = evaluator.evaluate(model.model, "validation", model.managed)
+                    found = evaluator.evaluate(model.model, "validation", model.id_map)
                 known.append({"segment": segment, **asked, "values": found})
                 run.write(name, "".join(f"{json.dumps(line)}\n" for line in known))
     return {line["segment"]: line["values"] for line in known}

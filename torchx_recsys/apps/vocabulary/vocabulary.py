@@ -17,6 +17,7 @@ import tomli_w
 from tabulate import tabulate
 from tqdm import tqdm
 
+from torchx_recsys.apps.engines.progress import progress_bar
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.id_counts import IdCounts, plain_ids
 from torchx_recsys.apps.vocabulary.spark_counts import SparkCounts
@@ -27,7 +28,6 @@ from trainer.config.files import CSV_READERS
 from trainer.config.root import load_config
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.core.progress import progress_bar
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import as_file_name, below, named, open_storage, refuse_existing
 from trainer.data.dataset import FileSet, find_files

@@ -33,7 +33,7 @@ from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 from trainer.data.readers.formats import COMPRESSIONS, ENDS
 
-SHOWN = 40  # characters of a value
+SHOWN = 40  # messages cut a value to this length
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def shown(value: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-SCANS = 4  # at once; each has a few blocks in memory
-LAYOUT = 1  # of the files in the cache
+SCANS = 4  # the most scans at once; each has a few blocks in memory
+LAYOUT = 1  # the version of the files in the cache
 
 
 class CsvReader:

@@ -18,8 +18,8 @@ from trainer.core.secrets import without_secrets
 from trainer.data.listing import local_version, version_of
 from trainer.data.readers.base import Column, FileContents, Statistics
 
-END_BYTES = 1 << 16  # read at once, in which most footers are whole
-MARK_BYTES = 8  # behind the footer: its length and four letters
+END_BYTES = 1 << 16  # the end of a file that is read at once: most footers are whole in it
+MARK_BYTES = 8  # what follows the footer: its length and four letters
 INT96_UNIT = "us"
 """The unit of timestamps of 96 bits, which Spark and Hive write: nanoseconds would wrap around outside 1677 to 2262."""
 

@@ -84,11 +84,15 @@ class Segments:
         Raises:
             InputError: There was no segment to train on.
         """
-        if not self._steps:
+        if not self._steps and not finished:
             raise InputError(
                 f"data.segments.path is '{self._config.data.segments.path}', where no segment is there to train on; "
                 "check the path, or wait for one with data.segments.follow"
             )
+        if finished and finished.early:  # inside of a segment, which stays under way
+            outcome = f"{FINISHED_WORD} at step {finished.step}, {finished.early}"
+            record_end(self._job.claimed, "finished", finished.step, outcome)
+            return
         after = f" after segment {self._place.name}" if self._place else ""
         record_end(self._job.claimed, "finished", self._steps, f"{FINISHED_WORD} at step {self._steps}{after}")
         if self._context.is_rank0:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.config.features import DenseFeature
-from trainer.rules.numbers import filled, has_dense_value, transformed
+from trainer.rules.dense import filled, has_dense_value, transformed
 
 VALUES = [
     None,

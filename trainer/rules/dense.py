@@ -1,7 +1,7 @@
-"""Dense features: `missing`, `clip`, `transform`, `mean` and `std` turn a number into another."""
+"""Dense features: a null is replaced, then the number or time is clipped, transformed and standardized."""
 
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,12 +10,17 @@ import pydantic
 
 from trainer.core.errors import InputError
 from trainer.core.section import Section
-from trainer.rules.nulls import is_missing, zero_filled
-from trainer.rules.plain_types import to_float32
-from trainer.rules.times import TIMES, age, age_in_torch, check_now, part_of_time
+from trainer.rules.derived_ids import DAY, TIMES, part_of_time
+from trainer.rules.plain_types import is_missing, to_float32, zero_filled
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
+TORCH_FUNCTIONS: "dict[str, Callable[[Tensor], Tensor]]" = {
+    "log1p": lambda x: x.log1p(),
+    "log3": lambda x: (x + 3).log(),
+}
 
 
 class NumberKeys(Section):
@@ -59,14 +64,13 @@ class NumberKeys(Section):
                 f"{key}.{other} is {getattr(self, other)}, but {key}.transform is 'is_missing', which does not use "
                 "it; leave it out"
             )
-        check_now(key, self.transform, self.now)
-
-
-FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"log1p": np.log1p, "log3": lambda x: np.log(x + 3)}
-TORCH_FUNCTIONS: "dict[str, Callable[[Tensor], Tensor]]" = {
-    "log1p": lambda x: x.log1p(),
-    "log3": lambda x: (x + 3).log(),
-}
+        if (self.transform == "age") != (self.now is not None):
+            raise InputError(
+                f"{key}.now is {self.now!r} and {key}.transform is '{self.transform}'; 'age' needs a now, and nothing "
+                "else does"
+            )
+        if self.now is not None and not _is_day(self.now):
+            raise InputError(f"{key}.now is '{self.now}'; it must be a day, such as \"2026-01-31\"")
 
 
 def has_dense_value(numbers: Any, feature: dict[str, Any], library: Any) -> Any:
@@ -103,7 +107,8 @@ def null_flags(array: pa.Array) -> np.ndarray:
 
 def number_of_time(seconds: np.ndarray, missing: np.ndarray, feature: NumberKeys) -> np.ndarray:
     """Returns the transform of times, `[R]` float32."""
-    values = age(seconds, str(feature.now)) if feature.transform == "age" else part_of_time(seconds, feature.transform)
+    is_age = feature.transform == "age"
+    values = (_day_start(feature) - seconds) / DAY if is_age else part_of_time(seconds, feature.transform)
     return np.where(missing, np.float32(feature.missing), values.astype(np.float32))
 
 
@@ -129,8 +134,10 @@ def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Te
         values = (~present).float()
     elif feature.transform in TIMES:
         seconds = raw.where(present, 0)
-        is_age = feature.transform == "age"
-        made = age_in_torch(seconds, str(feature.now)) if is_age else part_of_time(seconds, feature.transform)
+        if feature.transform == "age":  # in double: torch divides integers in float32
+            made = (_day_start(feature) - seconds).double() / DAY
+        else:
+            made = part_of_time(seconds, feature.transform)
         values = made.float().where(present, feature.missing)
     else:
         values = raw.where(present, feature.missing)
@@ -139,3 +146,15 @@ def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Te
     if feature.transform in TORCH_FUNCTIONS:
         values = TORCH_FUNCTIONS[feature.transform](values)
     return values if (feature.mean, feature.std) == (0.0, 1.0) else (values - feature.mean) / feature.std
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def _day_start(feature: NumberKeys) -> int:
+    """Returns the beginning of the day `now` in UTC, in seconds since 1970."""
+    return int(datetime.fromisoformat(str(feature.now)).replace(tzinfo=UTC).timestamp())

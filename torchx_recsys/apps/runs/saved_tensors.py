@@ -1,4 +1,4 @@
-"""A checkpoint as plain tensors: no shards, no plan, no process group."""
+"""The tensors of a checkpoint without shards or a plan: whole, a few rows at a time, or all in one plain file."""
 
 import posixpath
 import tempfile
@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from trainer.checkpoint.io import StoredRows
 from trainer.checkpoint.reader import CheckpointReader
 from trainer.core.errors import InputError
 from trainer.core.storage import Storage, named, open_storage, partial_name
@@ -29,6 +30,46 @@ def read_tensors(url: str, wanted: Callable[[str], bool] = lambda _: True) -> di
     }
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
+
+
+class SavedRows:
+    """The tensors of a checkpoint, a few rows at a time.
+
+    Args:
+        url: Its directory, on any fsspec URL.
+
+    Attributes:
+        entries: The checkpoint's metadata of each tensor, by name.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._reader = CheckpointReader(url)
+        self._stored = StoredRows(self._reader, self._reader.read_metadata())
+        self.entries = self._stored.entries
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Returns the rows of a tensor from `start` to `stop`.
+
+        Raises:
+            InputError: The checkpoint does not hold all of them.
+            StorageError: It cannot be read.
+        """
+        entry, filled = self.entries[name], 0
+        found = torch.empty((stop - start, *entry.size[1:]), dtype=entry.properties.dtype)
+        for shard in entry.chunks:
+            offset, last = shard.offsets[0], shard.offsets[0] + shard.sizes[0]
+            first, last = max(start, offset), min(stop, last)
+            if first < last:
+                part = self._stored.read(name, shard, first - offset, last - offset)
+                target = found[first - start : last - start]
+                if target.dim() == 2:
+                    target = target[:, shard.offsets[1] : shard.offsets[1] + shard.sizes[1]]
+                target.copy_(part)
+                filled += part.numel()
+        if filled != found.numel():
+            raise self._stored.incomplete(name)
+        self._reader.apply_changes(name, found, start)
+        return found
 
 
 def write_plain(tensors: dict[str, Tensor], step: int, file: str) -> None:

@@ -15,7 +15,7 @@ from managed import rows_of_ids
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from trainer_process import Training, committed
 
-from trainer.rules.blocks import Blocks
+from trainer.extensions.managed_ids.blocks import Blocks
 
 ROWS, GROWN = 6000, 7000
 STEPS, HALF, BATCH = 12, 6, 960

@@ -1,13 +1,56 @@
-"""The ids of a batch, on the ranks that give their rows."""
+"""Between the ranks: ids go to the ranks that give their rows, rows come back, and taken rows go to their holders."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.distributed.types import ParameterSharding
 
-from trainer.core.exchange import Exchange
+from trainer.core.arrays import places_in_groups
+from trainer.core.distributed import DistributedContext, background_group
+from trainer.plan.sharding_plan import shards_of
 
 Ids = tuple[np.ndarray, np.ndarray]
 """Distinct ids in ascending order, `[N]` int64, and how often each occurs, `[N]`."""
+
+
+class Exchange:
+    """Sends each rank its part of an array; all ranks call the same methods in the same order.
+
+    Args:
+        context: This process among the ranks.
+
+    Attributes:
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, context: DistributedContext) -> None:
+        self.ranks = context.world_size
+        self._group = background_group(context) if context.world_size > 1 else None
+
+    def rows(self, sent: np.ndarray, to: np.ndarray | None = None, come: np.ndarray | None = None) -> np.ndarray:
+        """Sends rows, and returns those that came from the ranks, in the order of the ranks.
+
+        Args:
+            sent: The rows in the order of the ranks that they are for, `[K, C]` int64.
+            to: Rows for each rank, `[ranks]`. Unset: the same number for each.
+            come: Rows that come from each rank, `[ranks]`. Unset: as many as are sent.
+        """
+        if self._group is None:
+            return sent
+        found = torch.empty((len(sent) if come is None else int(come.sum()), sent.shape[1]), dtype=torch.int64)
+        sizes = [None if one is None else one.tolist() for one in (come, to)]
+        dist.all_to_all_single(found, torch.from_numpy(np.ascontiguousarray(sent)), *sizes, group=self._group)
+        return found.numpy()
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Returns the sum over all ranks of an array of int64."""
+        if self._group is None:
+            return values
+        total = torch.from_numpy(values.copy())
+        dist.all_reduce(total, group=self._group)
+        return total.numpy()
 
 
 class IdRequests:
@@ -71,3 +114,28 @@ class IdRequests:
         rows[self._order] = self._exchange.rows(answers, self._come, self._to)[:, 0]
         parts = np.split(rows, self._ends[:-1])
         return [part[inverse] for part, inverse in zip(parts, self._inverse, strict=True)]
+
+
+class RowHolders:
+    """The ranks that hold the rows of a table; of a row several, if it is cut into columns or every rank holds it.
+
+    Args:
+        table: The placement of the table.
+        rows: Rows of the table.
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, table: ParameterSharding, rows: int, ranks: int) -> None:
+        shards = [
+            (shard.shard_offsets[0], shard.shard_offsets[0] + shard.shard_sizes[0], shard.placement.rank())  # pyrefly: ignore[missing-attribute]
+            for shard in shards_of(table)
+        ]
+        # Each once, as a rank can hold several of the columns.
+        self._first, self._end, self._ranks = np.unique(shards or [(0, rows, n) for n in range(ranks)], axis=0).T
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ranks, `[K]`, and the rows among `[N]` that they hold, `[K]`; a row comes once for each rank."""
+        rows = np.sort(rows)
+        start, stop = np.searchsorted(rows, self._first), np.searchsorted(rows, self._end)
+        numbers = stop - start
+        return np.repeat(self._ranks, numbers), rows[np.repeat(start, numbers) + places_in_groups(numbers)]

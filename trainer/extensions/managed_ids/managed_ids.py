@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ParameterSharding, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.batches.batch import Batch, to_tensor, with_values
@@ -17,31 +17,15 @@ from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
-from trainer.core.exchange import Exchange
+from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
+from trainer.extensions.managed_ids.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model
 from trainer.optim.averages import CACHING
-from trainer.plan.row_holders import RowHolders
 from trainer.plan.sharding_plan import table_plans
-from trainer.rules.blocks import Blocks
-from trainer.rules.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
-from trainer.training.id_requests import IdRequests
+from trainer.training.id_map import IdMap, Reset
 
-Reset = Callable[[str, Tensor, int], None]
 DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints of the earlier do not record it
-
-
-def check_managed(config: DataConfig, plan: ShardingPlan) -> None:
-    """Refuses managed ids of tables with a cache: a reset of a row would miss the cached copy.
-
-    Raises:
-        InputError: The plan has such a table.
-    """
-    for name, table in table_plans(plan).items():
-        if name in config.managed_tables and table.compute_kernel in CACHING:
-            raise InputError(
-                f"table '{name}' has managed ids and the compute kernel '{table.compute_kernel}', "
-                "whose cache hides its rows; set planner.tables.NAME.compute_kernels to fused or fused_uvm"
-            )
 
 
 @dataclass(frozen=True)
@@ -61,7 +45,7 @@ class _Step:
     totals_before: np.ndarray
 
 
-class ManagedIds:
+class ManagedIds(IdMap):
     """The rows of all managed ids, spread over the ranks: each rank gives the rows of its blocks of each table.
 
     A rank sends the distinct ids of its batch to the ranks that give their rows, with how often each occurs, and gets
@@ -72,14 +56,18 @@ class ManagedIds:
     save, which looks at the map between two steps, goes back to the latest step that began.
 
     Args:
-        config: The data.
-        context: This process among the ranks; all of them call each method but `begin`.
-        plan: The placement of the tables. Unset: nothing is trained, and no row is reset.
+        data: The data, of which at least one table has managed ids.
+        context: As for `IdMap`.
+        plan: As for `IdMap`.
+
+    Raises:
+        InputError: A table with managed ids has a cache.
     """
 
-    def __init__(self, config: DataConfig, context: DistributedContext, plan: ShardingPlan | None = None) -> None:
-        self._context, self._features = context, config.managed_tables
-        features = {table: config.sparse[names[0]] for table, names in self._features.items()}
+    def __init__(self, data: DataConfig, context: DistributedContext, plan: ShardingPlan | None = None) -> None:
+        plans = table_plans(plan) if plan else {}
+        self._context, self._features = context, data.managed_tables
+        features = {table: data.sparse[names[0]] for table, names in self._features.items()}
         self._kept = [table for table, feature in features.items() if feature.evict is None]
         self._totals = np.zeros((len(features), 3), np.int64)  # of all ranks, when they were last summed
         self._tensors: State = {
@@ -89,10 +77,9 @@ class ManagedIds:
         self._maps: dict[str, RowMap] = {}
         for table, feature in features.items():
             self._begin_map(table, Blocks.of_table(feature.rows), feature.evict or DEFAULT)
-        self._exchange = Exchange(context) if features else None
-        plans = table_plans(plan) if plan else {}
+        self._exchange = Exchange(context)
         self._holders = {
-            table: RowHolders(plans[table], feature.rows, context.world_size)
+            table: RowHolders(_without_cache(table, plans[table]), feature.rows, context.world_size)
             for table, feature in features.items()
             if plans
         }
@@ -105,36 +92,21 @@ class ManagedIds:
             "blocks": {table: [one.blocks.number, *one.blocks.ends] for table, one in self._maps.items()},
         }
 
-    def keep_rules(self, saved: Mapping[str, Any]) -> None:
-        """Takes the `rules` of a checkpoint before the map is filled; `evict` for tables that leave it unset."""
-        self.keep_blocks(saved, {table: table for table in self._maps})
-        for table in self._kept:
-            self._maps[table].evict = saved.get("evict", {}).get(table, EARLIER_DEFAULT)
-
-    def keep_blocks(self, saved: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-        """Takes the blocks of a checkpoint's tables before the map is filled; a table's new rows come beside them.
-
-        Args:
-            saved: The `rules` of the checkpoint.
-            sources: The table of the checkpoint for each table.
-        """
-        for table, source in sources.items():
-            one = self._maps[table]
-            number, *ends = saved.get("blocks", {}).get(source, [1, one.blocks.rows])  # earlier, a table was one block
-            self._begin_map(table, Blocks(number, tuple(ends)).grown(one.blocks.rows), one.evict)
+    def restoring(self, saved: Mapping[str, Any], tables: Mapping[str, str] | None = None) -> State:
+        """Takes the blocks of a checkpoint, with new rows beside them, and `evict` of the same run if it is unset."""
+        for table, one in [*self._maps.items()]:
+            source = table if tables is None else tables.get(table)
+            if source is None:
+                continue
+            rows, evict = one.blocks.rows, one.evict
+            if tables is None and table in self._kept:
+                evict = saved.get("evict", {}).get(table, EARLIER_DEFAULT)
+            number, *ends = saved.get("blocks", {}).get(source, [1, rows])  # earlier, a table was one block
+            self._begin_map(table, Blocks(number, tuple(ends)).grown(rows), evict)
+        return self.tensors()
 
     def batches(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None = None) -> Iterator[Batch]:
-        """Yields batches with rows in place of raw ids, which get their rows in the order of the steps.
-
-        Args:
-            batches: This rank's batches.
-            steps_done: Steps before the first of them.
-            unused_since: Ids that no step after this one had lose their rows with the first batch. Unset: they keep
-                them until other ids need the rows.
-        """
-        return self._mapped(batches, steps_done, unused_since) if self._maps else batches
-
-    def _mapped(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None) -> Iterator[Batch]:
+        """Yields batches with rows in place of raw ids, as `IdMap` does."""
         for step, batch in enumerate(batches, steps_done + 1):
             requests = self._requests(batch.sparse)
             since = unused_since if step == steps_done + 1 else None
@@ -148,17 +120,10 @@ class ManagedIds:
 
     def looked_up(self, batch: Batch) -> Batch:
         """Returns a batch with rows in place of raw ids, and changes nothing: new ids get the row for unseen ids."""
-        return self._with_rows(batch, self._requests(batch.sparse)) if self._maps else batch
+        return self._with_rows(batch, self._requests(batch.sparse))
 
     def begin(self, step: int, reset: Reset) -> None:
-        """Begins a step: resets the rows of this rank's shards that the step gives to other ids.
-
-        Args:
-            step: Its number.
-            reset: Sets rows of a table to initial values, and clears their optimizer state.
-        """
-        if not self._maps:
-            return
+        """Begins a step: resets the rows of this rank's shards that the step gives to other ids."""
         begun = self._ahead.popleft()
         assert begun.number == step, "steps take batches in order"
         for table, rows in begun.evicted.items():
@@ -188,15 +153,11 @@ class ManagedIds:
         self._totals[:, [EVICTED, OVERFLOWED]] = 0
 
     def tensors(self) -> State:
-        """Returns the state by its names in checkpoints, as views that may be filled before the next batch."""
-        for one in self._maps.values():
-            one.forget()
+        """Returns the state by its names in checkpoints, as views."""
         return dict(self._tensors)
 
     def report(self) -> dict[str, float]:
         """Returns the rows in use and free, the evictions, and the ids without a row, of each table."""
-        if not self._maps:
-            return {}
         totals = self._ahead[0].totals_before if self._ahead else self._summed()
         found: dict[str, float] = {}
         for (table, one), of_table in zip(self._maps.items(), totals.tolist(), strict=True):
@@ -209,14 +170,12 @@ class ManagedIds:
         for one in reversed(self._ahead):
             for table, change in one.changes.items():
                 self._maps[table].undo(change)
-        if self._maps:
-            self._totals[:] = self._summed()
-            for one in self._maps.values():
-                one.totals[:] = 0
+        self._totals[:] = self._summed()
+        for one in self._maps.values():
+            one.totals[:] = 0
 
     def _summed(self) -> np.ndarray:
         """Returns the totals of all ranks, `[tables, 3]`."""
-        assert self._exchange
         return self._totals + self._exchange.sum(self._gained())
 
     def _gained(self) -> np.ndarray:
@@ -238,7 +197,6 @@ class ManagedIds:
         return [*self._features].index(table) % self._context.world_size
 
     def _requests(self, sparse: KeyedJaggedTensor) -> IdRequests:
-        assert self._exchange
         parts = dict(zip(sparse.keys(), _split(sparse), strict=True))
         ids = [torch.cat([parts[name] for name in names]).numpy() for names in self._features.values()]
         return IdRequests(
@@ -265,7 +223,6 @@ class ManagedIds:
 
     def _to_shards(self, changes: dict[str, Change]) -> dict[str, np.ndarray]:
         """Sends the rows that were taken from ids to the ranks that hold these rows, and returns those of this rank."""
-        assert self._exchange
         held = [self._holders[table].of(change.evicted) for table, change in changes.items()]
         ranks, rows = (np.concatenate(one) for one in zip(*held, strict=True))
         tables = np.repeat(np.arange(len(held)), [len(of_table) for _, of_table in held])
@@ -274,6 +231,20 @@ class ManagedIds:
         come = self._exchange.rows(to[:, None])[:, 0]
         taken = self._exchange.rows(np.stack([tables, rows], 1)[order], to, come)
         return {table: taken[taken[:, 0] == number, 1] for number, table in enumerate(changes)}
+
+
+def _without_cache(table: str, plan: ParameterSharding) -> ParameterSharding:
+    """Refuses a table with a cache: a reset of a row would miss the cached copy.
+
+    Raises:
+        InputError: The plan gives the table one.
+    """
+    if plan.compute_kernel in CACHING:
+        raise InputError(
+            f"table '{table}' has managed ids and the compute kernel '{plan.compute_kernel}', "
+            "whose cache hides its rows; set planner.tables.NAME.compute_kernels to fused or fused_uvm"
+        )
+    return plan
 
 
 def _split(sparse: KeyedJaggedTensor, values: Tensor | None = None) -> list[Tensor]:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.rules.blocks import Blocks
-from trainer.rules.places import FREE
-from trainer.rules.row_map import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, SHARED, USED, RowMap
+from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.row_map import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, USED, RowMap
+from trainer.rules.managed import FREE, SHARED
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)
 APART = st.sampled_from([1, 5, HALF_LIFE, 900])  # steps from a batch to the next
@@ -95,6 +95,12 @@ class Parts:
             for n, one in enumerate(self.maps)
         ]
 
+    def resume(self):
+        """Goes on with new maps of the same state."""
+        for part, one in enumerate(self.maps):
+            self.maps[part] = RowMap(self.blocks, one.evict, part, len(self.maps))
+            self.maps[part].state[:], self.maps[part].totals[:] = one.state, one.totals
+
     def rows_of(self, ids):
         part = self.blocks.part_of(ids, len(self.maps))
         rows = np.zeros(len(ids), np.int64)
@@ -147,8 +153,8 @@ def test_as_a_dict_would(batches, blocks, parts, evict, apart, let_go, resumed):
     ours, naive = Parts(blocks, evict, parts), Naive(blocks, evict)
     for number, batch in enumerate(batches, 1):
         unused = since(number, apart, let_go)
-        for one in ours.maps if resumed else []:
-            one.forget()
+        if resumed:
+            ours.resume()
         changes = ours.update(batch, number * apart, unused)
         assert sorted(row for change in changes for row in change.evicted) == naive.update(
             batch, number * apart, unused
@@ -163,8 +169,8 @@ def test_as_a_dict_would(batches, blocks, parts, evict, apart, let_go, resumed):
 def test_many_rows_as_a_dict_would(evict):
     # More ids than are looked up apart from the others, and more rows than are looked at together.
     with (
-        patch("trainer.rules.places.RECENT", 3),
-        patch("trainer.rules.row_choice.ROWS_AT_ONCE", 40),
+        patch("trainer.extensions.managed_ids.row_map.RECENT", 3),
+        patch("trainer.extensions.managed_ids.row_map.ROWS_AT_ONCE", 40),
     ):
         draw, blocks = np.random.default_rng(0), Blocks(7, (90, 131))
         ours, naive = Parts(blocks, evict, 3), Naive(blocks, evict)
@@ -204,7 +210,6 @@ def test_a_table_that_grows_keeps_its_ids_in_their_rows():
     state = np.concatenate([small.state, np.repeat([[FREE], [0], [0]], 35, 1)], 1)
     for part, one in enumerate(large.maps):
         one.state[:] = state[:, [row for rows in blocks.part(part, 2).rows for row in rows]]
-        one.forget()
     assert large.contents() == before
     large.update(range(60), 2)
     after = large.contents()

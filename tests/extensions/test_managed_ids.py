@@ -13,8 +13,9 @@ from managed import KINDS, rows_of_ids, settings, write_ids
 from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
+from trainer.extensions.managed_ids.managed_ids import ManagedIds
 from trainer.models.embeddings import initial_rows
-from trainer.training.managed_ids import ManagedIds
+from trainer.rules.managed import FREE
 
 STEPS, HALF = 12, 5
 
@@ -111,17 +112,27 @@ def equal(tensors, others):
     return all(torch.equal(others[name], value) for name, value in tensors.items())
 
 
-def test_a_checkpoint_without_a_rule_is_of_the_earlier_default():
+@pytest.fixture
+def managed():
     features = {"a": {"ids": "managed", "rows": 9}, "b": {"ids": "managed", "rows": 9, "evict": "least_used"}}
-    managed = ManagedIds(
+    return ManagedIds(
         DataConfig.model_validate({"sparse": features}), DistributedContext(0, 1, 0, 1, torch.device("cpu"))
     )
+
+
+def test_a_checkpoint_without_a_rule_is_of_the_earlier_default(managed):
     assert managed.rules()["evict"] == {"a": "least_used", "b": "least_used"}
-    managed.keep_rules({})
+    managed.restoring({})
     assert managed.rules() == {
         "evict": {"a": "least_recent", "b": "least_used"},
         "blocks": {"a": [1, 9], "b": [1, 9]},
     }
+
+
+def test_no_row_that_a_checkpoint_lacks_keeps_its_id(managed):
+    managed.tensors()["managed.a.ids"].fill_(3)
+    assert (managed.restoring({"blocks": {"a": [1, 5]}})["managed.a.ids"] == FREE).all()
+    assert managed.rules()["blocks"] == {"a": [1, 5, 9], "b": [1, 9]}
 
 
 def test_what_is_reported(runs):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from jobs import config, launch, saved_tensors, write_rows
 
-from trainer.checkpoint.saved_rows import SavedRows
+from torchx_recsys.apps.runs.saved_tensors import SavedRows
 from trainer.core.errors import InputError
 
 STEPS = 2

@@ -115,6 +115,7 @@ def evaluate(
         checkpoint: Checkpoint to evaluate: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
     """
+    ...
 
 
 @program("predict", lists=["keep_columns"])
@@ -149,3 +150,4 @@ def predict(
         batch_size: Rows that a rank computes at once.
         j: NODESxPROCS: nodes, and processes (ranks) on each.
     """
+    ...

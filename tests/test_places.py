@@ -23,7 +23,12 @@ FREE_OF_TORCH = (
 # What each place may import of the others: a place, or a module that is free of torch.
 MAY_IMPORT = {
     "benchmarks": {"torchx_recsys.apps", "trainer", "torchx_recsys.planner", "docs"},
-    "examples": {"torchx_recsys"},
+    "examples": {
+        "torchx_recsys",
+        # Of a loop of one's own, examples/own_loop.
+        *("trainer.config.root", "trainer.core.distributed"),
+        *(f"trainer.training.{name}" for name in ("epochs", "nonfinite", "sharded_model", "step")),
+    },
     "torchx_recsys": {"trainer", "torchx_recsys.apps"},  # the public names
     "torchx_recsys.apps": {"trainer", "torchx_recsys.planner"},
     "trainer": {"torchx_recsys.planner"},

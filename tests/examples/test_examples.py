@@ -69,6 +69,24 @@ def test_own_model(typing):
     assert (json.loads((run / "run.json").read_text()))["world_size"] == 2
 
 
+def losses(printed: str) -> list[str]:
+    """Returns the losses that the loop of one's own printed, in the order of their steps."""
+    return re.findall(r"^step \d+: loss (\S+)$", printed, re.MULTILINE)
+
+
+def test_own_loop_takes_the_steps_of_the_trainer_and_resumes_exactly(tmp_path, path):
+    folder = shutil.copytree(EXAMPLES / "own_loop", tmp_path / "own_loop")
+    make, alone, on_two, trained = commands("own_loop")
+    typed(make, folder, PATH=path)
+    whole = losses(typed(on_two, folder, PATH=path))
+    assert len(losses(typed(alone, folder, PATH=path))) == len(whole) == 30
+    typed(f"{trained} --report.interval_steps 1", folder, PATH=path)
+    steps = [json.loads(line)["loss"] for line in (folder / "runs/two/metrics.jsonl").read_text().splitlines()]
+    assert [f"{loss:.6f}" for loss in steps] == whole
+    (folder / "checkpoints/two/step-000030/.metadata").unlink()  # a save that did not end
+    assert losses(typed(on_two, folder, PATH=path)) == whole[20:]
+
+
 @pytest.mark.more("one example stands for all")
 def test_multi_task(typing):
     folder = typing("multi_task")

@@ -232,14 +232,16 @@ def render(measured: dict[str, Any]) -> str:
     Args:
         measured: The content of docs/planned_times.json.
     """
-    rows, of_models = [], []
+    rows, of_models, shapes = [], [], []
     for model in measured["models"]:
         pairs = []
+        name, _, shape = model["model"].partition(", ")
+        shapes.append(f"{name} has {shape}")
         for one in model["plans"]:
             planned = slowest_rank(one["predicted"])
             found = max(statistics.median(rank) for rank in one["measured"])
             pairs.append((planned, found))
-            rows.append([model["model"], one["plan"], f"{planned:.1f}", f"{found:.1f}", f"{planned / found:.2f}"])
+            rows.append([name, one["plan"], f"{planned:.1f}", f"{found:.1f}", f"{planned / found:.2f}"])
         of_models.append(pairs)
     everything = [pair for pairs in of_models for pair in pairs]
     ratios = [planned / found for planned, found in everything]
@@ -249,6 +251,7 @@ def render(measured: dict[str, Any]) -> str:
     machine = f"{measured['machine']['processor']}, torch {measured['torch']}"
     return (
         f"{table(headers, rows)}\n\n"
+        f"{', '.join(shapes)}. "
         f"Spearman's correlation is {spearman(everything):.2f} over all {len(everything)} plans, and {rank_of_each} "
         f"within the models; ratios are {min(ratios):.2f} to {max(ratios):.2f}, {off} of them off by more than "
         f"{TOLERANCE:.0%}. Medians of {TURNS * STEPS} steps of the slower of {measured['ranks']} ranks, processor "

@@ -80,6 +80,7 @@ from trainer.run.preemption import StopRequests
 
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 RANKS = (1, 4, 16, 64, 256, 1024, 4096)
+SHOWN = (1, 64, 1024, 4096)  # the columns of the page: where the fit begins, the limits, and the ends
 PROCESSES = (2, 4, 8, 16, 32)  # that exchange data for real, all on this machine
 LARGE = 64  # the exponent is fitted from here on, or over the larger half of the processes
 AT = 1024  # the ranks of which the limits are
@@ -155,7 +156,7 @@ def main() -> None:
     measured = [Measured(row) for row in rows()]
     for ranks in RANKS:
         measure(measured, ranks)
-    write_measured(PAGE, "scale", render(measured, RANKS))
+    write_measured(PAGE, "scale", render(measured, SHOWN))
     write_measured(PAGE, "processes", render(exchanged, PROCESSES))
     sizes = table(["What", "Size", "Value"], [[*one] for one in of_other_sizes()])
     machine = describe_machine()

@@ -17,6 +17,7 @@ from docstring_parser import Docstring, parse
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, runopt
 
+from trainer.config.help import Key
 from trainer.core.registry import find_by_name
 from trainer.core.section import Section
 
@@ -100,17 +101,41 @@ def first_keys() -> str:
 
 
 def other_keys() -> str:
-    """Lists the other keys of the configuration, in a table for each section."""
+    """Lists the other keys of the configuration, in a table for each section.
+
+    Keys that repeat those of an earlier section, such as the schedules', are named with a link to that section.
+    """
     from trainer.config.help import FIRST, described
     from trainer.config.root import Config
 
-    found = []
+    found, earlier = [], {}
     for path, meaning, keys in described(Config):
         first = FIRST.get(path, "").split()
-        above = f"\n\nAbove: {', '.join(f'`{name}`' for name in first)}." if first else ""
-        if others := [key for key in keys if key.name not in first]:
-            found.append(f"### `[{path}]`\n\n{meaning}{above}\n\n{_table_of_keys(others)}")
+        paragraphs = [f"### `[{path}]`", meaning]
+        if first:
+            paragraphs.append(f"Above: {_names(first)}.")
+        others = [key for key in keys if key.name not in first]
+        same, repeated = _most_repeated(others, earlier)
+        if own := [key for key in others if key not in repeated]:
+            paragraphs.append(_table_of_keys(own))
+        if repeated:
+            names = _names(key.name for key in repeated)
+            paragraphs.append(f"As in [`[{same}]`](#{same.replace('.', '').lower()}): {names}.")
+        if others:
+            found.append("\n\n".join(paragraphs))
+        earlier[path] = keys
     return "\n\n".join(found)
+
+
+def _most_repeated(keys: list[Key], earlier: dict[str, list[Key]]) -> tuple[str, list[Key]]:
+    """Returns the earlier section with most of these keys, and the keys; none for fewer than half."""
+    same = max(earlier, key=lambda path: sum(key in earlier[path] for key in keys), default="")
+    repeated = [key for key in keys if key in earlier.get(same, [])]
+    return (same, repeated) if 2 * len(repeated) > len(keys) > 2 else ("", [])
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _table_of_keys(keys: Iterable[tuple[str, ...]]) -> str:

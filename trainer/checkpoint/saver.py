@@ -255,7 +255,7 @@ class Saver:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the save in the background; ends the thread and its process group, as a job may open many savers."""
+        """Waits for the save in the background and ends its thread and group, because a job can open many savers."""
         self.wait()
         self._background.shutdown()
         with suppress(ValueError):  # gone already if the job ends in the middle of a save

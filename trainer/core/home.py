@@ -1,19 +1,19 @@
-"""A home and a name for a user id that has no account, as some containers and batch systems run jobs.
+"""Gives a process a home and a user name if its user id has no account, as in some containers and batch systems.
 
-Without HOME, TorchX ends in a traceback as it is imported, and so would our caches and records; without a name, torch
-does when it compiles. `home.pth`, which the wheel installs, calls `settle` in every Python that starts without HOME, as
-the command `torchx` comes to no other code of ours before it looks.
+Without HOME, importing TorchX ends in a traceback, and our caches and records would, too. Without a name, torch fails
+when it compiles. The wheel installs `home.pth`, which calls `settle` in every Python that starts without HOME: the
+command `torchx` reads HOME before it reaches any other code of ours.
 """
 
 import os
 import pwd
 
-HOME = "/"  # what Docker gives such a user; records and caches then want a directory that can be written
-NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # those that getpass takes before it looks for an account
+HOME = "/"  # Docker's choice for such a user; records and caches then need another directory
+NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # the variables that getpass reads before it looks for an account
 
 
 def settle() -> None:
-    """Sets HOME and USER where this process has none and its user no account."""
+    """Sets HOME and USER if they are not set and the user has no account."""
     if "HOME" in os.environ and any(os.environ.get(name) for name in NAMES):
         return
     try:

@@ -1,4 +1,4 @@
-"""Which row of a table a managed id has: rows are given and taken batch by batch."""
+"""The row map of managed ids: gives rows of a table to ids and takes them back, batch by batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 1 << 16  # rows whose turns are computed together: their state fi
 # Seen ids per row of the table that halve the count of an absent id, so that ids which were frequent once leave.
 # On streams of ids by Zipf's law, with half or none of the ids replaced by new ids, 8 to 30 kept the most ids in use.
 HALF_LIFE = 16
-LARGEST = (1 << 31) - 1  # of a count, as far as it decides whose row is taken, and of a step
+LARGEST = (1 << 31) - 1  # largest count that still makes a difference in the choice of rows, and largest step
 
 
 @dataclass(frozen=True)

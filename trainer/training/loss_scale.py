@@ -21,12 +21,12 @@ MIN_SCALE = 1.0
 
 @dataclass
 class StepState:
-    """State that a step leaves to later steps, besides weights and optimizer state; a part of the train state.
+    """State that later steps need besides weights and optimizer state; a part of the train state.
 
     Attributes:
-        skipped: Steps that were skipped since the start of the run.
+        skipped: Number of skipped steps since the start of the run.
         loss_scale: The loss scale; 1 if the loss is not scaled.
-        finite_steps: Steps without an overflow since the scale last changed.
+        finite_steps: Number of steps without an overflow since the scale last changed.
     """
 
     skipped: int = 0
@@ -34,7 +34,7 @@ class StepState:
     finite_steps: int = 0
 
     def report(self, scales_loss: bool) -> dict[str, float]:
-        """Returns the loss scale if the loss is scaled, and the number of skipped steps if there are any."""
+        """Returns figures for metrics.jsonl: the loss scale if the loss is scaled, and skipped steps if any."""
         scale = {"loss_scale": self.loss_scale} if scales_loss else {}
         return scale | ({"skipped_steps": self.skipped} if self.skipped else {})
 
@@ -45,12 +45,12 @@ def start_state(config: TrainConfig, saved: dict[str, Any] | None) -> StepState:
 
 
 class LossScale:
-    """The dynamic loss scale: grows after many steps without an overflow, and shrinks at every overflow.
+    """The dynamic loss scale: grows after many steps without an overflow, shrinks at every overflow.
 
-    The rule is that of torch.amp.GradScaler, except for the least scale: the scale does not cause an overflow at 1.
+    It follows the rule of torch.amp.GradScaler, but never falls below 1, where the scale cannot cause an overflow.
 
     Args:
-        config: Whether the loss is scaled, and by what rule.
+        config: Whether and how the loss is scaled.
         state: Holds the scale.
     """
 
@@ -58,20 +58,20 @@ class LossScale:
         self.active, self._config, self._state = config.scales_loss, config.loss_scale, state
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss to call backward of."""
+        """Returns the scaled loss, for backward."""
         return loss * self._state.loss_scale if self.active else loss
 
     def unscale(self, gradients: Iterable[Tensor]) -> bool:
-        """Divides gradients by the scale, in place, and returns whether they are finite on all ranks."""
+        """Divides gradients by the scale, in place; returns whether they are finite on all ranks."""
         return all_finite(gradients, 1.0 / self._state.loss_scale)
 
     @property
     def is_least(self) -> bool:
-        """Whether the scale cannot shrink."""
+        """Whether the scale cannot shrink further."""
         return self._state.loss_scale <= MIN_SCALE
 
     def update(self, finite: bool) -> None:
-        """Chooses the scale of the next step; `finite` is whether this one had no overflow."""
+        """Sets the scale of the next step; `finite` means that this step had no overflow."""
         if not self.active:
             return
         config, state = self._config, self._state
@@ -83,8 +83,9 @@ class LossScale:
 
 
 def all_finite(tensors: Iterable[Tensor], factor: float = 1.0) -> bool:
-    """Multiplies tensors by a factor, in place, and returns whether they are finite on all ranks."""
-    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)  # the kernel takes tensors of one type
+    """Multiplies tensors by a factor, in place; returns whether they are finite on all ranks."""
+    # By type, because a call of the kernel takes tensors of a single type.
+    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         kinds[tensor.dtype].append(tensor)
     device = next(iter(kinds.values()))[0].device

@@ -23,13 +23,13 @@ MOST_SAMPLES = 5  # in a message
 
 
 class FiniteCheck:
-    """The check of a step between its gradients and its updates; does nothing if nothing asks for it.
+    """Checks a step between backward and the updates. Does nothing unless the configuration needs the check.
 
     Args:
         model: The model.
-        config: What a step that is not finite leads to.
+        config: What happens at a step that is not finite.
         context: This process among the ranks.
-        loss_scale: What the gradients have to be divided by.
+        loss_scale: The scale, by which the gradients are divided.
         state: Counts the skipped steps.
         locate: Returns where a sample is in the files, by a step and a position in its global batch.
     """
@@ -49,12 +49,12 @@ class FiniteCheck:
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def before_forward(self) -> None:
-        """Copies what forward itself changes, such as the running means of batch normalization."""
+        """Copies the state that forward itself changes, such as the running means of batch normalization."""
         if self._active:
             self._buffers = [(buffer, buffer.clone()) for buffer in self._model.model.buffers()]
 
     def passes(self, loss: Tensor) -> bool:
-        """Divides the gradients by the loss scale and returns whether they and the loss are finite, on all ranks."""
+        """Divides the gradients by the loss scale; returns whether they and the loss are finite on all ranks."""
         if not self._active:
             return True
         dense = [weight.grad for weight in self._model.optimizers.dense_parameters if weight.grad is not None]
@@ -64,13 +64,13 @@ class FiniteCheck:
         return finite
 
     def skip(self, step: int, batch: Batch) -> None:
-        """Leaves model and optimizers as they were before the step.
+        """Skips the step: model and optimizers stay as they were before it.
 
         Raises:
             InputError: The configuration does not let such a step be skipped.
             SystemExit: The same, on the other ranks.
         """
-        # The loss scale looks for overflows, until the scale is too low to cause one.
+        # An overflow is how the loss scale finds its value, and no error, until the scale is too low to cause it.
         if self._config.nonfinite != "skip" and (self._loss_scale.is_least or not self._loss_scale.active):
             self._refuse(step, batch)
         for buffer, before in self._buffers:
@@ -95,12 +95,12 @@ class FiniteCheck:
 
 @dataclass(frozen=True)
 class NonfiniteValues:
-    """The values of one rank that are not finite.
+    """The values of a rank that are not finite.
 
     Attributes:
         forward: The first output of the model that is not finite; empty if all are.
         backward: The first gradient that is not finite; empty if all are.
-        positions: Samples of the global batch whose embeddings or gradients are not finite.
+        positions: Positions in the global batch of samples whose embeddings or gradients are not finite.
     """
 
     forward: str
@@ -115,11 +115,11 @@ def explain(
     context: DistributedContext,
     where: Callable[[int], str],
 ) -> str:
-    """Returns what is not finite in the step in progress, on any rank; all ranks have to call it.
+    """Describes the values of the step in progress that are not finite, on any rank. All ranks have to call it.
 
     Args:
-        model: The model, not yet updated.
-        cut: Its cut, which still holds the embeddings of the batch.
+        model: The model, before its update.
+        cut: The cut, which still holds the embeddings of the batch.
         micro_batches: The local batch, in the slices that the step computed.
         context: This process among the ranks.
         where: Returns where a sample is in the files, by its position in the global batch.
@@ -144,7 +144,7 @@ def _search(model: nn.Module, cut: Cut, micro_batches: list[Batch], context: Dis
 
 
 def _nonfinite_rows(cut: Cut) -> Iterator[int]:
-    """Yields the local samples whose embeddings, or their gradients, are not finite."""
+    """Yields the local samples whose embeddings or gradients of embeddings are not finite."""
     for embeddings in cut.embeddings:
         for leaf, samples in embeddings.rows_with_samples():
             for values in (leaf, leaf.grad):
@@ -153,7 +153,7 @@ def _nonfinite_rows(cut: Cut) -> Iterator[int]:
 
 
 def _first_tables(cut: Cut) -> str:
-    """Returns the first features whose embeddings are not finite."""
+    """Returns the first feature whose embeddings are not finite, for messages."""
     for embeddings in cut.embeddings:
         for number in range(embeddings.slices if embeddings.leaves else 0):
             for name, values in embeddings.by_feature(number).items():
@@ -164,7 +164,7 @@ def _first_tables(cut: Cut) -> str:
 
 def _first_module(model: nn.Module, cut: Cut, micro_batches: list[Batch]) -> str:
     """Computes the batch again and returns the first module whose output is not finite."""
-    # The names of modules inside the tasks' losses say nothing to a user.
+    # Modules inside the losses of tasks are left out: their names mean nothing to a user.
     names = {module: "" if name.startswith("losses") else name for name, module in model.named_modules()}
     found = []
 
@@ -174,7 +174,7 @@ def _first_module(model: nn.Module, cut: Cut, micro_batches: list[Batch]) -> str
             found.append(names.get(module, type(module).__name__))
 
     cut.serve_again()
-    hook = register_module_forward_hook(check)  # a module is called after the modules inside it
+    hook = register_module_forward_hook(check)  # inner modules come before the modules around them
     try:
         with torch.no_grad():
             for batch in micro_batches:

@@ -1,5 +1,6 @@
 """Watchers: what looks on while a run trains, is evaluated and ends, and changes none of its bits."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -85,7 +86,7 @@ class RunView:
         """Ends training early, as `train.stop_early` does: the run is saved and evaluated, and has finished.
 
         One rank that calls this is enough, and all ranks end after the same step: from `after_evaluation` after the
-        step that was evaluated, from elsewhere after one of the next steps.
+        step that was evaluated, from elsewhere after one of the next steps. After the last step it changes nothing.
 
         Args:
             reason: Why, for the console and run.json.
@@ -136,13 +137,16 @@ class Watcher:
         """
 
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Called after every evaluation, which is in evaluations.jsonl by then; its time counts for no step.
+        """Called after every evaluation, also the final ones, one on `data.test`; its time counts for no step.
+
+        The evaluation is in evaluations.jsonl by then.
 
         Args:
             run: The run.
             step: The step whose weights were evaluated.
             split: validation or test.
-            metrics: The metrics by name, the same on every rank.
+            metrics: The metrics of `evaluate.metrics` by name, `auc/clicked` for one of several tasks; the same on
+                every rank.
         """
 
     def at_end(self, run: RunView, step: int, state: str) -> None:
@@ -153,6 +157,9 @@ class Watcher:
             step: Steps done.
             state: finished or stopped.
         """
+
+
+MOMENTS = [name for name, method in vars(Watcher).items() if inspect.isfunction(method)]
 
 
 def make_watchers(config: Config) -> tuple[Watcher, ...]:
@@ -169,6 +176,14 @@ def _own(name: str, options: Mapping[str, Any]) -> Watcher:
     kind = find_by_name(KEY, name, {})
     if not (isinstance(kind, type) and issubclass(kind, Watcher)):
         raise InputError(f"{KEY} has '{name}', which is no watcher; name a subclass of torchx_recsys.Watcher")
+    if all(getattr(kind, moment) is getattr(Watcher, moment) for moment in MOMENTS):
+        raise InputError(f"{KEY} has '{name}', which has none of the methods of a watcher: {', '.join(MOMENTS)}")
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        known = some_of(takes.parameters) or "none"
+        raise InputError(f"{KEY} has '{name}', which does not take its options: {error}; it takes {known}") from error
     try:
         return kind(**options)
     except (TypeError, ValueError) as error:

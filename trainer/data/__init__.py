@@ -1,4 +1,4 @@
 """Which files and rows: data sets, readers of their formats, selection, the order of an epoch.
 
-Uses config and core.
+Uses config, rules and core.
 """

@@ -1,4 +1,4 @@
 """Training: setup, the loop, one step, evaluation, resume, fine-tuning.
 
-Uses every other room.
+Uses all rooms below it but pages.
 """

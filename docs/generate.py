@@ -46,7 +46,7 @@ READING_ORDER = (
     "training/step",
     "models/tasks",
     "optim/optimizers",
-    "data/order",
+    "data/epoch_order",
     "batches/loader",
     "batches/rows",
     "batches/decode",

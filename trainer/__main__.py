@@ -22,7 +22,7 @@ from typing import NoReturn
 from trainer.commands import check_command, read_command, usage, versions
 from trainer.core.console import quiet_libraries, write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
-from trainer.core.home import settle
+from trainer.core.missing_home import settle
 from trainer.core.outcome import WRONG_INPUT
 
 CHECK = "--check"  # what schedulers put before the words of a command that a job is to run

@@ -17,7 +17,7 @@ from importlib import metadata
 from trainer.commands import import_quickly, read_command
 from trainer.core.console import quiet_libraries
 from trainer.core.errors import InputError
-from trainer.core.home import settle
+from trainer.core.missing_home import settle
 from trainer.forked_ranks import RankTemplate
 
 

@@ -19,7 +19,7 @@ from torch.distributed.run import parse_args, run
 from trainer.core.errors import LostRankError
 from trainer.core.outcome import DONE, FAILED, WRONG_INPUT
 from trainer.forked_ranks import RankTemplate
-from trainer.meeting import errors_in_one_line, prepare
+from trainer.rendezvous import errors_in_one_line, prepare
 
 ELASTIC = "torch.distributed.elastic"
 LEVELS = {

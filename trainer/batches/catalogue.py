@@ -1,7 +1,7 @@
 """The catalogue in memory: every item with its features, to draw negatives from and to evaluate over."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,7 +17,6 @@ from trainer.core.errors import InputError
 from trainer.data.columns import UNKNOWN, RecordedTypes
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.files import DataFile
-from trainer.data.order import philox
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.id_lists import ids_in, weights_of
 
@@ -159,50 +158,3 @@ def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Colle
     rows.groups[data.groups.index(columns.groups[0]), -1] = NO_ITEM
     bags = {name: pa.concat_arrays([bag, rows.bags[name].slice(len(items))]) for name, bag in items.bags.items()}
     return replace(rows, bags=rows.bags | bags)
-
-
-STREAM = 1  # the stream of the random numbers; stream 0 orders the samples
-
-
-class Negatives:
-    """Appends negatives to the samples of a lane: items drawn by weight, and hard negatives that the samples list.
-
-    Args:
-        catalogue: The items; their rows have the same lists as the samples.
-        config: The data.
-        seed: Seed of the draws.
-    """
-
-    def __init__(self, catalogue: Catalogue, config: DataConfig, seed: int) -> None:
-        self._catalogue, self._config, self._seed = catalogue, config.catalogue, seed
-        self._item = config.groups.index(str(config.catalogue.id))
-
-    def follow(self, steps: Iterator[Rows], epoch: int, lane: int, first: int) -> Iterator[Rows]:
-        """Yields the samples of a lane's steps, from `first` on, each followed by its negatives."""
-        return (self.append(samples, epoch, lane, step) for step, samples in enumerate(steps, first))
-
-    def append(self, samples: Rows, epoch: int, lane: int, step: int) -> Rows:
-        """Returns the samples of a lane in a step, then their negatives, in the order of `LaneRows`.
-
-        Raises:
-            InputError: A hard negative is not in the catalogue.
-        """
-        raw = philox(self._seed, epoch, lane, step, STREAM).random_raw(self._config.negatives)
-        drawn = self._catalogue.draw((raw >> np.uint64(11)) * 2.0**-53)  # 53 bits, as in float64
-        rows = np.concatenate([drawn, self._hard(samples)])
-        return Rows.join([samples, self._catalogue.rows.take(rows)]) if len(rows) else samples
-
-    def log_q(self, lanes: Sequence[Rows]) -> np.ndarray:
-        """Returns the logarithm of the probability of each row's item in a draw, `[R]` float32, lane by lane."""
-        return self._catalogue.log_q(np.concatenate([rows.groups[self._item] for rows in lanes]))
-
-    def _hard(self, samples: Rows) -> np.ndarray:
-        """Returns the catalogue's rows of the hard negatives, sample by sample."""
-        ids = samples.hard_negatives.T.reshape(-1)
-        found = self._catalogue.find(ids)
-        if (lost := (found == len(self._catalogue)) & (ids != NO_ITEM)).any():
-            raise InputError(
-                f"column '{self._config.hard_negatives}' has item {ids[lost.argmax()]}, which is not in "
-                "data.catalogue.items; add it there or leave it out"
-            )
-        return found

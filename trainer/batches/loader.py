@@ -17,14 +17,14 @@ import pyarrow as pa
 import torch
 
 from trainer.batches.batch import Batch, to_batches
-from trainer.batches.catalogue import Negatives
 from trainer.batches.decode import Chunk, decode
+from trainer.batches.negatives import Negatives
 from trainer.batches.rows import Rows
 from trainer.batches.windows import WindowRows, costs, dealt, dealt_to_steps
 from trainer.config.data import BalanceConfig, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.order import (
+from trainer.data.epoch_order import (
     Lanes,
     RowSlice,
     Share,

@@ -10,7 +10,7 @@ import numpy as np
 from trainer.batches.rows import Rows
 from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.data.dataset import RowGroup
-from trainer.data.order import RowSlice, ShuffleWindow
+from trainer.data.epoch_order import RowSlice, ShuffleWindow
 
 Decode = Callable[[RowSlice, np.ndarray | None], Rows]
 """Decodes a slice of a row group, in an order; None for the order of the file."""

@@ -15,9 +15,9 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, readable
+from trainer.data.epoch_order import philox
 from trainer.data.files import DataFile, with_path_columns
 from trainer.data.listing import list_files
-from trainer.data.order import philox
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.formats import make_reader
 from trainer.data.selection import (

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from trainer.config.data import Clause, DataConfig, Value
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import RowChoice, RowGroup
-from trainer.data.order import philox
+from trainer.data.epoch_order import philox
 from trainer.data.readers.base import Column, Statistics
 from trainer.rules.plain_types import is_moment, plain_array, plain_column, plain_type, to_numbers
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
 from trainer.models.pooled import tower
-from trainer.models.sequences import SequenceModel, sequence_dimension, within
+from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
 
 
 class TargetAttention(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.sequences import SequenceModel, sequence_dimension, within
+from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
 
 TIME_BUCKETS = 32  # of the elapsed seconds by powers of two, up to 68 years
 FLOAT_BITS, FLOAT_BIAS = 23, 127  # of a float32's fraction, and in its exponent

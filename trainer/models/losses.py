@@ -21,7 +21,7 @@ from trainer.config.data import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 
 def binary(logit: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:

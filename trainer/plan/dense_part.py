@@ -19,7 +19,7 @@ from torchx_recsys.planner.tables import DenseMemory, DensePart, DenseWork
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.order import MIN_LANES
+from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.batches.batch import Batch
-from trainer.batches.catalogue import Catalogue, Negatives
+from trainer.batches.catalogue import Catalogue
 from trainer.batches.loader import Loader
+from trainer.batches.negatives import Negatives
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.console import plural
@@ -14,7 +15,7 @@ from trainer.core.distributed import DistributedContext, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.data.epoch_order import Lanes, check_lanes, default_lanes
 from trainer.data.row_groups import find_training_files
 from trainer.models.losses import check_units
 from trainer.training.evaluate import open_catalogue

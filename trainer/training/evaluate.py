@@ -20,8 +20,8 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
+from trainer.data.epoch_order import Lanes
 from trainer.data.files import DataFile
-from trainer.data.order import Lanes
 from trainer.data.readers.formats import make_reader
 from trainer.data.row_groups import find_evaluated_files
 from trainer.metrics.checks import check_metrics

@@ -14,10 +14,10 @@ from torchx_recsys.planner.step_time import BACKWARD
 from trainer.batches.batch import Batch
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.order import Lanes, divides
+from trainer.data.epoch_order import Lanes, divides
 from trainer.run.step_clock import named_range
 from trainer.training.cut import Cut
-from trainer.training.nonfinite import LossScale
+from trainer.training.loss_scale import LossScale
 
 
 def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> None:

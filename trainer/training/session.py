@@ -23,7 +23,7 @@ from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.epochs import EpochOrder
 from trainer.training.evaluate import Evaluator
-from trainer.training.nonfinite import StepState
+from trainer.training.loss_scale import StepState
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop

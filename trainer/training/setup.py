@@ -32,7 +32,7 @@ from trainer.training.epochs import EpochOrder, plan_epochs
 from trainer.training.evaluate import Evaluator
 from trainer.training.extensions import found
 from trainer.training.finetune import finetune
-from trainer.training.nonfinite import StepState, start_state
+from trainer.training.loss_scale import StepState, start_state
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model

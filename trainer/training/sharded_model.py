@@ -13,7 +13,7 @@ from trainer.checkpoint.state_dict import State, all_tensors, model_tensors
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import RunDirectory
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32

@@ -18,8 +18,9 @@ from trainer.core.distributed import DistributedContext
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
+from trainer.training.loss_scale import LossScale, StepState
 from trainer.training.micro_batches import forward_in_slices
-from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
+from trainer.training.nonfinite import FiniteCheck
 from trainer.training.row_resets import RowResets
 from trainer.training.sharded_model import ShardedModel
 

@@ -18,8 +18,9 @@ from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
 from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.eviction import LAST_USED
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
-from trainer.extensions.managed_ids.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
+from trainer.extensions.managed_ids.row_map import EVICTED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model
 from trainer.optim.averages import CACHING
 from trainer.plan.sharding_plan import table_plans

@@ -28,7 +28,7 @@ MAY_IMPORT = {
         "torchx_recsys",
         # Of a loop of one's own, examples/own_loop.
         *("trainer.config.root", "trainer.core.distributed"),
-        *(f"trainer.training.{name}" for name in ("epochs", "nonfinite", "sharded_model", "step")),
+        *(f"trainer.training.{name}" for name in ("epochs", "loss_scale", "sharded_model", "step")),
     },
     "torchx_recsys": {"trainer", "torchx_recsys.apps"},  # the public names
     "torchx_recsys.apps": {"trainer", "torchx_recsys.planner"},

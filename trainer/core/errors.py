@@ -136,4 +136,6 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     known = sorted(known)
     if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"; did you mean '{close[0]}'?" + (f" If not, {otherwise}" if otherwise else "")
+    if not known and otherwise:
+        return f"; {otherwise}"
     return f"; known: {some_of(known)}" + (f"; {otherwise}" if otherwise else "")

@@ -1,4 +1,4 @@
 """Files and rows of a data set: listing files, reading their formats, selecting rows, and the order of an epoch.
 
-Uses config and core.
+Uses config, rules and core.
 """

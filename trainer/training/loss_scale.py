@@ -84,7 +84,8 @@ class LossScale:
 
 def all_finite(tensors: Iterable[Tensor], factor: float = 1.0) -> bool:
     """Multiplies tensors by a factor, in place; returns whether they are finite on all ranks."""
-    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)  # a kernel's tensors have one type
+    # By type, because a call of the kernel takes tensors of a single type.
+    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         kinds[tensor.dtype].append(tensor)
     device = next(iter(kinds.values()))[0].device

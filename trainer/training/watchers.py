@@ -1,5 +1,6 @@
 """Watchers: objects that observe a run while it trains, is evaluated and ends, without changing any of its bits."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -85,7 +86,8 @@ class RunView:
         """Ends training early, as `train.stop_early` does: the run is saved, evaluated and counts as finished.
 
         A call on a single rank is enough, and all ranks end after the same step. After a call in `after_evaluation`
-        this is the evaluated step; after other calls it is one of the next steps.
+        this is the evaluated step; after other calls it is one of the next steps. After the last step a call changes
+        nothing.
 
         Args:
             reason: The reason, for the console and run.json.
@@ -136,13 +138,16 @@ class Watcher:
         """
 
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Called after every evaluation, once its line is in evaluations.jsonl; its time counts for no step.
+        """Called after every evaluation, the final ones included; its time counts for no step.
+
+        The line of the evaluation is in evaluations.jsonl by then.
 
         Args:
             run: The run.
             step: The step whose weights were evaluated.
             split: validation or test.
-            metrics: The metrics by name, the same on every rank.
+            metrics: The metrics of `evaluate.metrics` by name, `auc/clicked` for one of several tasks; the same on
+                every rank.
         """
 
     def at_end(self, run: RunView, step: int, state: str) -> None:
@@ -155,6 +160,9 @@ class Watcher:
             step: Steps done.
             state: `finished` or `stopped`.
         """
+
+
+MOMENTS = [name for name, method in vars(Watcher).items() if inspect.isfunction(method)]
 
 
 def make_watchers(config: Config) -> tuple[Watcher, ...]:
@@ -171,6 +179,14 @@ def _own(name: str, options: Mapping[str, Any]) -> Watcher:
     kind = find_by_name(KEY, name, {})
     if not (isinstance(kind, type) and issubclass(kind, Watcher)):
         raise InputError(f"{KEY} has '{name}', which is no watcher; name a subclass of torchx_recsys.Watcher")
+    if all(getattr(kind, moment) is getattr(Watcher, moment) for moment in MOMENTS):
+        raise InputError(f"{KEY} has '{name}', which has none of the methods of a watcher: {', '.join(MOMENTS)}")
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        known = some_of(takes.parameters) or "none"
+        raise InputError(f"{KEY} has '{name}', which does not take its options: {error}; it takes {known}") from error
     try:
         return kind(**options)
     except (TypeError, ValueError) as error:

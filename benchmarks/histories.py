@@ -33,7 +33,7 @@ from torchx_recsys.planner.hardware import GIB
 from trainer.config.root import Config
 from trainer.core.console import quiet_libraries
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all, process_group
-from trainer.models import sequences
+from trainer.models import sequence_model
 from trainer.run.step_clock import peak_bytes
 from trainer.training.session import Session
 from trainer.training.setup import open_session
@@ -95,7 +95,7 @@ def padded(folder: Path, longest: int = SHORTER, repeats: int = REPEATS) -> dict
 def write_histories(folder: Path, longest: int, rows: int) -> None:
     """Writes random items after random histories."""
     random = np.random.default_rng(0)
-    lengths = random.permutation(sequences.likely_lengths(rows, rows * longest // 4, longest))
+    lengths = random.permutation(sequence_model.likely_lengths(rows, rows * longest // 4, longest))
     times = [NOW - np.sort(random.integers(1, 10**6, length))[::-1] for length in lengths]
     columns = {
         "item": random.integers(0, ITEMS, rows),
@@ -172,7 +172,7 @@ def _run_padded(model: str, folder: Path, longest: int, repeats: int, context: D
             return MEMORY_BATCHES * SMALLER / (time.process_time() - start)
 
         def rate_with_padding() -> float:
-            with patch.object(sequences, "_groups", lambda lengths: [(np.arange(len(lengths)), longest)]):
+            with patch.object(sequence_model, "_groups", lambda lengths: [(np.arange(len(lengths)), longest)]):
                 return rate()
 
         found = alternate(repeats, rate, rate_with_padding)

@@ -37,9 +37,7 @@ EXTENSIONS = {
 
 def main(tree: Path = ROOT) -> None:
     """Prints the tables of a checkout."""
-    files = {
-        str(file.relative_to(tree)): file.read_text() for place in (*PLACES, *BESIDE) for file in _files(tree / place)
-    }
+    files = read_files(tree)
     sizes = {name: (text.count("\n"), lines_of_code(text)) for name, text in files.items()}
     rows = [_size(place, [sizes[name] for name in files if name.startswith(f"{place}/")]) for place in _places(files)]
     print(tabulate(rows, ["place", "files", "lines", "lines of code", "a file"], intfmt=","))
@@ -56,6 +54,13 @@ def main(tree: Path = ROOT) -> None:
         ("of them in the trainer", len(walked)),
     ]
     print("\n" + tabulate(facts, ["", "count"], intfmt=","))
+
+
+def read_files(tree: Path = ROOT) -> dict[str, str]:
+    """Returns the text of every file of Python of a checkout, by its path there."""
+    return {
+        str(file.relative_to(tree)): file.read_text() for place in (*PLACES, *BESIDE) for file in _files(tree / place)
+    }
 
 
 def lines_of_code(text: str) -> int:

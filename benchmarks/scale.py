@@ -62,8 +62,8 @@ from trainer.config.train import Retention
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
+from trainer.data.epoch_order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.files import DataFiles
-from trainer.data.order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
 from trainer.data.outlines import COLUMNS, Outlines
 from trainer.extensions.managed_ids.blocks import Blocks
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchx_recsys.planner.bound import Rated, rate
+from torchx_recsys.planner.lower_bound import Rated, rate
 from torchx_recsys.planner.shard_memory import CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT, STATE_BYTES
 from torchx_recsys.planner.step_time import host_table_bandwidth, value_bytes
 from torchx_recsys.planner.tables import (

@@ -17,6 +17,7 @@ from docstring_parser import Docstring, parse
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import AppDef, runopt
 
+from benchmarks.house import read_files
 from trainer.config.help import Key
 from trainer.core.registry import find_by_name
 from trainer.core.section import Section
@@ -36,16 +37,17 @@ READING_ORDER = (
     "training/loop",
     "training/driver",
     "training/setup",
-    "training/epochs",
     "training/resume",
-    "training/session",
+    "training/epochs",
     "training/sharded_model",
     "plan/sharding",
+    "training/take_steps",
+    "training/session",
     "training/cut",
     "training/step",
     "models/tasks",
     "optim/optimizers",
-    "data/order",
+    "data/epoch_order",
     "batches/loader",
     "batches/rows",
     "batches/decode",
@@ -54,6 +56,17 @@ READING_ORDER = (
     "checkpoint/saver",
     "checkpoint/store",
     "training/finish",
+)
+SIZED = (
+    "trainer",
+    "trainer/extensions",
+    "torchx_recsys/planner",
+    "torchx_recsys/apps",
+    "components",
+    "schedulers",
+    "torchx_recsys/pipelines",
+    "torchx_recsys/sweeps",
+    "tests",
 )
 
 
@@ -189,10 +202,23 @@ def _may_change(section: Any, path: str) -> Iterator[tuple[str, str]]:
 def reading_order() -> str:
     """Lists the files of the training path in reading order."""
     modules = [importlib.import_module(f"trainer.{name.replace('/', '.')}") for name in READING_ORDER]
-    return "\n".join(
+    files = "\n".join(
         f"{number}. [`trainer/{name}.py`](../../trainer/{name}.py): {(module.__doc__ or '').partition(chr(10))[0]}"
         for number, (name, module) in enumerate(zip(READING_ORDER, modules, strict=True), 1)
     )
+    lines = _lines(*(f"trainer/{name}.py" for name in READING_ORDER))
+    return f"{len(READING_ORDER)} files, about {lines} lines:\n\n{files}"
+
+
+def sizes() -> str:
+    """Says how long each place is."""
+    return ", ".join(f"`{place}/` {_lines(f'{place}/')}" for place in SIZED) + "."
+
+
+def _lines(*paths: str) -> str:
+    """Returns how many lines the files have whose paths begin so, in thousands, which few changes change."""
+    lines = sum(text.count("\n") for name, text in read_files().items() if name.startswith(paths))
+    return f"{round(lines, -3):,}"
 
 
 def ready_made() -> str:
@@ -411,6 +437,7 @@ PARTS: dict[str, Callable[..., str]] = {
         sweep_keys,
         may_change,
         reading_order,
+        sizes,
         ready_made,
         components,
         component_list,

@@ -203,6 +203,14 @@ def test_pages_that_the_code_names_are_there():
     assert [page for page in named if not (ROOT / page).exists()] == []
 
 
+def test_files_of_code_that_pages_name_are_there():
+    """A page names a file by its path from the project's root, or from the trainer's."""
+    pages = [page for page in PAGES if page.name != "data_findings.md"]  # which has a file of a user
+    named = {file for page in pages for file in re.findall(r"`((?:\w+/)+\w+\.(?:py|sh))`", page.read_text())}
+    assert len(named) > 30
+    assert [file for file in named if not (ROOT / file).exists() and not (ROOT / "trainer" / file).exists()] == []
+
+
 def test_every_picture_is_shown_and_loads_at_once():
     shown = {Path(name).name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())}
     pictures = list((ROOT / "docs/pictures").iterdir())

@@ -1,6 +1,7 @@
 """The places of the project and the rooms of the trainer: who may import whom, and what is free of torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ MAY_IMPORT = {
         "torchx_recsys",
         # Of a loop of one's own, examples/own_loop.
         *("trainer.config.root", "trainer.core.distributed"),
-        *(f"trainer.training.{name}" for name in ("epochs", "nonfinite", "sharded_model", "step")),
+        *(f"trainer.training.{name}" for name in ("epochs", "loss_scale", "sharded_model", "step")),
     },
     "torchx_recsys": {"trainer", "torchx_recsys.apps"},  # the public names
     "torchx_recsys.apps": {"trainer", "torchx_recsys.planner"},
@@ -101,6 +102,27 @@ def test_every_package_of_the_trainer_is_a_room_that_is_described():
         assert (
             len(ast.get_docstring(ast.parse((ROOT / "trainer" / room / "__init__.py").read_text())).split("\n\n")) == 2
         )
+
+
+def test_a_room_says_which_rooms_it_uses():
+    for room in ROOMS:
+        says = ast.get_docstring(ast.parse((ROOT / "trainer" / room / "__init__.py").read_text())).split("Uses ")[1]
+        modules = {module for file in (ROOT / "trainer" / room).rglob("*.py") for module in imported(file)}
+        uses = {room_of(module) for module in modules if place_of(module) == "trainer"} - {room, None}
+        below = {*ROOMS[ROOMS.index(room) + 1 :]}
+        said = {word for word in ROOMS if re.search(rf"\b{word}\b", says.partition(";")[0])}
+        assert uses == said or (says.startswith("all") and uses <= below - said), f"{room} uses {sorted(uses)}"
+
+
+def test_the_rooms_and_files_that_pages_name_are_there():
+    page, _, rooms = (ROOT / "docs/explanation/architecture.md").read_text().partition("## Rooms")
+    assert re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE) == ROOMS
+    apps = {file.parent.name for file in (ROOT / "torchx_recsys/apps").glob("*/__init__.py")}
+    assert {app for app in apps if f"`{app}/`" not in page} == set()
+    for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        named = re.findall(r"`([\w/]+/\w+\.py)`", file.read_text())
+        roots = (ROOT, ROOT / "trainer", ROOT / "torchx_recsys")
+        assert [name for name in named if not any((root / name).exists() for root in roots)] == [], file
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)

@@ -155,5 +155,5 @@ def test_a_user_without_an_account_and_a_home_needs_two_directories_alone(progra
 def test_a_compiled_model_needs_no_account(programs, tmp_path):
     if type_in(f"{NOBODY} true", programs, tmp_path).returncode:
         pytest.skip("unshare may make no user namespace here")
-    words = "from trainer.core.home import settle; settle(); import getpass; print(getpass.getuser())"
+    words = "from trainer.core.missing_home import settle; settle(); import getpass; print(getpass.getuser())"
     assert type_in(f'{NOBODY} HOME=/ python -c "{words}"', programs, tmp_path).stdout == "54321\n"

@@ -1,6 +1,6 @@
 """`python -m trainer COMMAND ...`: parses, runs, and maps errors to exit codes.
 
-0: done. 1: failed, with a traceback, or with one line where storage or a rank failed. 2: wrong input, said in one line.
+0: done. 1: failed, with a traceback, or with a line if storage or a rank failed. 2: wrong input, with a line.
 75: stopped on request (preemption.py). 130: Ctrl-C.
 """
 # An interrupt is to be quiet from the first line on, also while torch is imported.
@@ -22,7 +22,7 @@ from typing import NoReturn
 from trainer.commands import check_command, read_command, usage, versions
 from trainer.core.console import quiet_libraries, write_whole_lines
 from trainer.core.errors import REPORTED_ERRORS, report_error
-from trainer.core.home import settle
+from trainer.core.missing_home import settle
 from trainer.core.outcome import WRONG_INPUT
 
 CHECK = "--check"  # what schedulers put before the words of a command that a job is to run

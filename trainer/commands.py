@@ -135,7 +135,7 @@ COMMANDS = {
 
 
 def read_command(words: list[str]) -> Callable[[], Any]:
-    """Returns what a command line asks for, yet to be called.
+    """Parses a command line and returns the call to make.
 
     Args:
         words: The name of a command and its arguments. `--help` among these prints them and ends the process.
@@ -148,7 +148,7 @@ def read_command(words: list[str]) -> Callable[[], Any]:
 
 
 def check_command(words: list[str]) -> None:
-    """Finds what is wrong with a command line, as `read_command` does, without torch."""
+    """Checks a command line as `read_command` does, without importing torch."""
     _bind(words)
 
 
@@ -163,7 +163,7 @@ def _bind(words: list[str]) -> tuple[str, str, partial[Any]]:
         raise InputError(
             f"{name} is part of the project's checkout, not of the installed package; run it in the root of a checkout"
         )
-    # What is wrong is found before torch is imported, which takes longer than anything else.
+    # Errors are found before torch is imported, which takes longer than anything else.
     return module, function, parse(declaration(module, function), arguments, f"{PROGRAM} {name}", example)
 
 
@@ -176,9 +176,9 @@ def _is_there(module: str) -> bool:
 
 
 def declaration(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function of a module as it is declared, with an empty body, without importing the module.
+    """Returns a function of a module with its declaration and an empty body, without importing the module.
 
-    Of the module only the imports run that the function's arguments need.
+    Only those imports of the module run that the arguments' types need.
     """
     spec = importlib.util.find_spec(module)
     assert spec

@@ -17,7 +17,7 @@ from importlib import metadata
 from trainer.commands import import_quickly, read_command
 from trainer.core.console import quiet_libraries
 from trainer.core.errors import InputError
-from trainer.core.home import settle
+from trainer.core.missing_home import settle
 from trainer.forked_ranks import RankTemplate
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     """Runs the ranks of this node and returns the exit code: 2 for wrong input, else 1 if they failed or were stopped.
 
     Args:
-        arguments: Those of torchrun.
+        arguments: The arguments of torchrun.
     """
     settle()
     words = _words_of_ranks(arguments)
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _words_of_ranks(arguments: list[str]) -> list[str] | None:
-    """Returns what ranks pass to the trainer; None if the arguments of torchrun do not get that far."""
+    """Returns the trainer's arguments on the ranks; None if torchrun's arguments are wrong or end before them."""
     for start in range(len(arguments)):
         if arguments[start : start + 2] == ["-m", "trainer"]:
             return arguments[start + 2 :]
@@ -53,7 +53,7 @@ def _may_fork() -> bool:
 def _template(words: list[str]) -> RankTemplate:
     """Returns the template of ranks that run the trainer, with all imports, unless the words are wrong."""
     quiet_libraries()
-    # Wrong words, or help, are the ranks' to say: they do so with their prefix, and for the scheduler.
+    # Errors in the words, and help, are left to the ranks, which report them with their prefix and to the scheduler.
     with suppress(InputError, SystemExit), redirect_stdout(io.StringIO()):
         read_command(words)
     return RankTemplate()

@@ -1,7 +1,7 @@
-"""torchrun, whose report ends with what a user needs.
+"""Runs torchrun so that its report is what a user needs.
 
-torchrun itself ends with 1 whatever its ranks end with, and adds some sixty lines and a traceback of its own to a line
-that a rank has said already, or to a stop that somebody has asked for.
+torchrun itself exits with 1 whatever the exit codes of its ranks are. It also adds some sixty lines and a traceback of
+its own to the line that a rank has printed already, or to a stop that was requested.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.distributed.run import parse_args, run
 from trainer.core.errors import LostRankError
 from trainer.core.outcome import DONE, FAILED, WRONG_INPUT
 from trainer.forked_ranks import RankTemplate
-from trainer.meeting import errors_in_one_line, prepare
+from trainer.rendezvous import errors_in_one_line, prepare
 
 ELASTIC = "torch.distributed.elastic"
 LEVELS = {
@@ -35,8 +35,8 @@ def run_ranks(arguments: list[str], template: RankTemplate | None) -> int:
     """Runs the ranks of this node and returns the exit code: 2 for wrong input, else 1 if they failed or were stopped.
 
     Args:
-        arguments: Those of torchrun.
-        template: What ranks are forked from; None starts each as a program.
+        arguments: The arguments of torchrun.
+        template: The process to fork ranks from; None to start each rank as a program.
     """
     if "LOGLEVEL" not in os.environ:
         for name, level in LEVELS.items():

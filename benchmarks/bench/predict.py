@@ -4,7 +4,7 @@ import time
 
 from benchmarks.bench.comparison import Comparison, alternate
 from torchx_recsys.apps.predict.inference import Predictor, predict_parts
-from torchx_recsys.apps.predict.kept import ALL, kept_schema
+from torchx_recsys.apps.predict.kept_columns import ALL, kept_schema
 from torchx_recsys.apps.predict.parts import PartFiles
 from trainer.batches.batch import features_only
 from trainer.config.root import Config

@@ -28,7 +28,7 @@ from trainer.config.features import SparseFeature
 from trainer.config.files import CsvConfig
 from trainer.config.root import Config
 from trainer.data.dataset import FileSet, find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.data.readers.csv import column_types
 from trainer.training.session import Session
 

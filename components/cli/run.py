@@ -27,7 +27,7 @@ from components.cli.ending import Ending
 from components.cli.words import complete_words, flags_of, parse_all
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
-from schedulers.room import when_there_is_room
+from schedulers.queue_room import when_there_is_room
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 from trainer.core.secrets import without_secrets
 

@@ -16,7 +16,7 @@ from torchx_recsys import gather_to_all
 from trainer.config.root import Config, load_config
 from trainer.core.distributed import DistributedContext, process_group
 from trainer.training.epochs import EpochOrder, plan_epochs
-from trainer.training.nonfinite import start_state
+from trainer.training.loss_scale import start_state
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.step import TrainingStep
 

@@ -13,7 +13,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from torchx.specs import AppState
 
 from schedulers.errors import MaybeSubmitted, SchedulerError
-from schedulers.room import NoRoom
+from schedulers.queue_room import NoRoom
 from schedulers.slurm.app_id import AppId
 
 log = logging.getLogger(__name__)

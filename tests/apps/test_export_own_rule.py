@@ -20,7 +20,7 @@ from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.rules.hashing import hash_bytes
 
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.02}

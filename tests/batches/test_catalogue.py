@@ -7,14 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.batches.catalogue import Negatives, read_catalogue
+from trainer.batches.catalogue import read_catalogue
 from trainer.batches.loader import Loader
+from trainer.batches.negatives import Negatives
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import find_files
+from trainer.data.epoch_order import Lanes
 from trainer.data.files import DataFile
-from trainer.data.order import Lanes
 
 FEATURES = ["item", "tags", "price"]
 ITEMS = {

@@ -15,7 +15,7 @@ from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 SEED, ROWS, BATCH, SQUARES = 3, 200, 64, 0.5
 WHOLE_STEPS = 30  # of the data of even steps, whose last step is short

@@ -14,7 +14,7 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.columns import check_columns
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 NOW, ROWS = 1_700_000_000, 96
 RULE = {"rows": 100, "times": "at", "before": "now"}

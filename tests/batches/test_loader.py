@@ -25,7 +25,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup, find_files
-from trainer.data.order import Lanes, RowSlice
+from trainer.data.epoch_order import Lanes, RowSlice
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704

@@ -19,7 +19,7 @@ from trainer.batches.loader import Loader
 from trainer.config.root import Config, load_config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 MASK = 2**64 - 1
 

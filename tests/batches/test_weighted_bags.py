@@ -14,7 +14,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.columns import check_alike, check_columns, lists_of
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.optim.table_optimizers import check_table_optimizers
 
 IDS = [[3, None, 5], [], None, [7, 8, 9, 1]]

@@ -6,12 +6,13 @@ import torch
 
 from torchx_recsys.apps.predict.inference import with_all_features
 from trainer.batches.batch import features_only
-from trainer.batches.catalogue import Negatives, read_catalogue
+from trainer.batches.catalogue import read_catalogue
 from trainer.batches.loader import Loader
+from trainer.batches.negatives import Negatives
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.extensions.managed_ids.managed_ids import ManagedIds
 
 TAGS, SCORES = [[1, 2], [], [3]], [[0.5, 2.0], [], [4.0]]

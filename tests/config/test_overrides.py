@@ -162,7 +162,12 @@ def test_a_flag_completes_a_file(tmp_path):
         ("--train 3", "unknown flag --train; did you mean --"),
         ("--data.sparse.s.hotnes 2", "did you mean --data.sparse.s.hotness?"),
         ("--data.sparse.s 2", "unknown flag --data.sparse.s; did you mean --data.sparse.s."),
-        ("--model.arguments.dept 2", "unknown flag --model.arguments.dept; did you mean --model.arguments.depth?"),
+        (
+            "--model.arguments.dept 2",
+            "unknown flag --model.arguments.dept; did you mean --model.arguments.depth? "
+            "(in [model.arguments] a flag changes only what the file has)",
+        ),
+        ("--train.stop-erly.metric auc", "did you mean --train.stop_early.metric?"),
         ("--zzz 3", "unknown flag --zzz; --help lists all flags"),
         ("--steps.x 3", "unknown flag --steps.x; --help lists all flags"),
         (

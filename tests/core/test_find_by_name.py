@@ -21,6 +21,7 @@ def test_names_lead_to_objects(name, expected):
         ("objet", "model.loss is 'objet'; did you mean 'object'? If not, name package.module:object for your own"),
         ("xyz", "model.loss is 'xyz'; known: lazy, object; name package.module:object for your own"),
         ("nowhere:x", "model.loss is 'nowhere:x', which cannot be imported: No module named 'nowhere'"),
+        ("fractions:Fracton", "has no attribute 'Fracton'; did you mean 'fractions:Fraction'?"),
         ("fractions:x", "model.loss is 'fractions:x', which cannot be imported: module 'fractions' has no attribute"),
     ],
 )

@@ -14,7 +14,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 TABLE = pa.table(
     {

@@ -169,7 +169,7 @@ def test_a_file_that_changed_after_it_was_indexed(tmp_path, cache, pack):
 )
 def test_bad_values_are_named_with_their_line(tmp_path, cache, row, fault):
     from trainer.batches.loader import Loader
-    from trainer.data.order import Lanes
+    from trainer.data.epoch_order import Lanes
 
     text = long_text(40).splitlines(keepends=True)
     text[20] = f"\n{row}\n"  # behind an empty line: line 22

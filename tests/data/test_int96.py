@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torchx_recsys.apps.predict.kept import KeptColumns, kept_schema
+from torchx_recsys.apps.predict.kept_columns import KeptColumns, kept_schema
 from trainer.batches.decode import Chunk, decode
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError

@@ -13,7 +13,7 @@ from trainer.batches.batch import features_only
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes, check_lanes, default_lanes, share_of
+from trainer.data.epoch_order import Lanes, check_lanes, default_lanes, share_of
 
 SIZE, BATCH = 32, 8
 

@@ -18,7 +18,7 @@ from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 READER = "ipc_reader:IpcReader"
 

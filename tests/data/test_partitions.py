@@ -18,7 +18,7 @@ from trainer.config.data import DataConfig
 from trainer.config.root import Config, to_toml
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.data.row_groups import find_training_files
 
 COUNTRIES = ["DE", "São Tomé", "a/b=c", None]

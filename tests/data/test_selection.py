@@ -17,7 +17,7 @@ from trainer.batches.loader import Loader
 from trainer.config.data import COMPARISONS, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.data.row_groups import RowGroupReader, find_evaluated_files, find_training_files
 from trainer.data.selection import by_statistics, meets_all
 

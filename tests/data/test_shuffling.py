@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.dataset import RowGroup
-from trainer.data.order import RowSlice, ends_of, epoch_order, row_slices, window_order, windows
+from trainer.data.epoch_order import RowSlice, ends_of, epoch_order, row_slices, window_order, windows
 
 row_groups = st.lists(st.integers(1, 50), min_size=1, max_size=12).map(
     lambda sizes: [RowGroup(0, index, rows) for index, rows in enumerate(sizes)]

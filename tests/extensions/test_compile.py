@@ -18,7 +18,7 @@ from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.extensions.managed_ids.blocks import Blocks
-from trainer.extensions.managed_ids.row_map import COUNTS, EVICTED, HALF_LIFE, IDS, LAST_USED, OVERFLOWED, USED, RowMap
+from trainer.extensions.managed_ids.eviction import COUNTS, IDS, LAST_USED
+from trainer.extensions.managed_ids.row_map import EVICTED, HALF_LIFE, OVERFLOWED, USED, RowMap
 from trainer.rules.managed import FREE, SHARED
 
 BATCHES = st.lists(st.lists(st.integers(0, 12), max_size=14), max_size=12)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from trainer.models.sequences import ALIKE, PAIRS, SHORT, _groups, in_groups
+from trainer.models.sequence_model import ALIKE, PAIRS, SHORT, _groups, in_groups
 
 LONGEST, DIMENSION = 700, 3
 LENGTHS = {

@@ -9,7 +9,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import local_shards_of, process_group
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.models.embeddings import table_of_weight
 from trainer.optim.dense_optimizers import DENSE
 from trainer.training.sharded_model import build_sharded_model

@@ -16,7 +16,7 @@ from torchrec.distributed.types import ShardingEnv
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.plan.sharding import Unwrapped
 
 PLANS = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planning import topology_of
 
-from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.lower_bound import rate
 from torchx_recsys.planner.step_time import PHASES, costs, step_time, unique_rows
 from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, UVM, DenseWork, PlannedTable, Table, all_options
 from torchx_recsys.planner.topology import Speeds, cpu_speeds, data_sheet_speeds

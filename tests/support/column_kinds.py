@@ -15,7 +15,7 @@ from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 EPOCH = datetime.date(1970, 1, 1)
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

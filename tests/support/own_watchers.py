@@ -60,5 +60,12 @@ class Broken(Watcher):
             raise InputError("step is not to my taste") if self.as_input else RuntimeError("it broke")
 
 
+class Misspelled(Watcher):
+    """Has no method that anything calls."""
+
+    def after_evaluate(self, run, step, split, metrics):
+        raise RuntimeError("called")
+
+
 class NoWatcher:
     """Not a watcher."""

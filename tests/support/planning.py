@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchx_recsys.planner.bound import rate
+from torchx_recsys.planner.lower_bound import rate
 from torchx_recsys.planner.search import solve_within
 from torchx_recsys.planner.tables import KINDS, Table
 from torchx_recsys.planner.topology import SYSTEMS, Topology, data_sheet_speeds, speeds_of

@@ -17,7 +17,7 @@ from plain_model import plain_model
 from torch import Tensor
 
 from trainer.config.root import Config
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.models.two_tower import two_tower
 
 ITEMS, DRAWN, HARD = 101, 5, 2

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.root import Config
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 WIDTH = 4  # of the vectors
 

@@ -145,7 +145,7 @@ def test_a_dry_run_shows_the_request_of_a_first_trial(tmp_path, monkeypatch, cap
 
 
 def test_a_missing_optuna_is_one_line(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("sweeps", "optuna")]:
+    for name in [name for name in sys.modules if name.startswith(("torchx_recsys.sweeps", "optuna"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit) as end:

@@ -12,7 +12,7 @@ from torch import nn
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 STEPS = 10
 MATRIX = "ranks", numbers_of_ranks

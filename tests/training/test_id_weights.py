@@ -15,7 +15,7 @@ from trainer.__main__ import main as trainer
 from trainer.batches.loader import Loader
 from trainer.config.root import Config
 from trainer.data.dataset import find_files
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.models.base import ModelInputs
 from trainer.models.embeddings import collections, initialize_tables
 

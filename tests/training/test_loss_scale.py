@@ -10,7 +10,7 @@ from jobs import launch, losses
 
 from trainer.config.root import READY_MADE
 from trainer.config.train import TrainConfig
-from trainer.training.nonfinite import LossScale, start_state
+from trainer.training.loss_scale import LossScale, start_state
 
 MOVIELENS_STEPS = 500
 

@@ -138,17 +138,19 @@ def test_a_watcher_of_another_directory_is_named_on_the_command_line(rows, tmp_p
         (
             {"own_watchers:Broken": {"rank": 0, "stepp": 1}},
             (),
-            "'own_watchers:Broken', which does not take its options",
+            "which does not take its options: missing a required argument: 'step'; it takes rank, step, as_input",
         ),
         ({"own_watchers:Broken": {"rank": 0, "step": 0}}, (), "does not take its options: step is 0; it must be at"),
         (
             {"own_watchers:Broken": {"rank": 0, "step": 1}},
             ("--report.watchers.own_watchers:Broken.stepp", "2"),
-            "unknown flag --report.watchers.own_watchers:Broken.stepp; did you mean",
+            "unknown flag --report.watchers.own_watchers:Broken.stepp; did you mean "
+            "--report.watchers.own_watchers:Broken.step? (in [report.watchers] a flag changes only what the",
         ),
         ({"own_watchers:NoWatcher": {}}, (), "is no watcher; name a subclass of torchx_recsys.Watcher"),
         ({"own_watchers:Missing": {}}, (), "report.watchers is 'own_watchers:Missing', which cannot be imported"),
-        ({"watcher": {}}, (), "report.watchers is 'watcher'; "),
+        ({"watcher": {}}, (), "report.watchers is 'watcher'; name package.module:object for"),
+        ({"own_watchers:Misspelled": {}}, (), "has none of the methods of a watcher: begin, after_step, asks, asked, "),
         ({"own_watchers:Broken": 3}, (), "report.watchers.own_watchers:Broken is 3"),
     ],
 )

@@ -20,7 +20,7 @@ from components.cli.ending import first_error
 from components.cli.jobs import Log
 from components.cli.run import hide_credentials
 from schedulers.errors import SchedulerError
-from schedulers.room import when_there_is_room
+from schedulers.queue_room import when_there_is_room
 from torchx_recsys.pipelines.file import Pipeline, read_pipeline
 from torchx_recsys.pipelines.jobs import Jobs, Look, Target
 from torchx_recsys.pipelines.record import Record

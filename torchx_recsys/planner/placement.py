@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from torchx_recsys.planner.bound import Rated, Relaxed, cheapest
+from torchx_recsys.planner.lower_bound import Rated, Relaxed, cheapest
 from torchx_recsys.planner.tables import GRID, OF_COLUMNS, ON_EVERY_RANK, ON_WHOLE_HOSTS, TABLE_COLUMN_WISE, places
 from torchx_recsys.planner.topology import Topology
 

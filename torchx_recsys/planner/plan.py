@@ -12,8 +12,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from torchx_recsys.planner.bound import Rated, allowed_under, lower_bound, rate, relax
 from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.lower_bound import Rated, allowed_under, lower_bound, rate, relax
 from torchx_recsys.planner.placement import Placement
 from torchx_recsys.planner.rank_memory import (
     RankMemory,

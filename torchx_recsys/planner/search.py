@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchx_recsys.planner.bound import Bound, Rated, allowed_under, lower_bound, relax
+from torchx_recsys.planner.lower_bound import Bound, Rated, allowed_under, lower_bound, relax
 from torchx_recsys.planner.placement import Placement, place
 from torchx_recsys.planner.tables import (
     CACHED,

@@ -17,7 +17,7 @@ from torchx.specs import AppState
 
 from components.cli.ending import first_error
 from schedulers.errors import MaybeSubmitted, SchedulerError
-from schedulers.room import PAUSE_SECONDS, NoRoom
+from schedulers.queue_room import PAUSE_SECONDS, NoRoom
 from torchx_recsys.pipelines.jobs import Jobs, Look, Target
 from torchx_recsys.sweeps.file import Sweep
 from torchx_recsys.sweeps.study import STOPPED_EARLY, WHY, Study

@@ -1,4 +1,4 @@
-"""From rows to batches: rows in memory, decoding, shuffle windows, the catalogue, the loader.
+"""From rows to batches: decoding, rows in memory, shuffle windows, negatives from the catalogue, the loader.
 
-Uses data, config and core.
+Uses data, config, rules and core.
 """

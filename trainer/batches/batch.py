@@ -1,4 +1,4 @@
-"""The local batch of a step: tensors in the host's memory, with the ids in TorchRec's form."""
+"""The local batch of a step: rows as tensors in the host's memory, with ids in TorchRec's form."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -16,29 +16,29 @@ from trainer.batches.rows import NO_ID, Rows, empty, join_bags
 from trainer.config.data import CatalogueConfig, DataConfig
 from trainer.rules.id_lists import ids_in, pooling_weights, weights_of
 
-# Filled in place by NumPy, and not copied by `Tensor.pin_memory`, which starts a thread on every core for it: of a step
-# of 6.3 ms with 16 cores, 4.5 went by in these copies (an H200, DLRM with 26 tables, batches of 8,192).
+# Why pinned memory is allocated here and filled by NumPy: `Tensor.pin_memory` copies, and starts a thread on every core
+# for it. The copies took 4.5 of the 6.3 ms of a step (an H200 with 16 cores, DLRM with 26 tables, batches of 8,192).
 _has_gpu = cache(torch.cuda.is_available)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> Tensor:
-    """Returns a tensor to be filled, by `numpy()`. Its memory is reused once no tensor and no copy needs it."""
+    """Returns a tensor to be filled through `numpy()`. Its memory is reused once no tensor and no copy needs it."""
     if not _has_gpu():
         return torch.from_numpy(empty(shape, dtype))
-    # Torch waits for the copies that read it, as the pool of `empty` would not.
+    # Torch waits for copies that still read the memory; the pool of `empty` would not.
     return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=True)
 
 
 def parts(tensor: Tensor) -> list[Tensor]:
-    """Returns the parts along the first dimension, in the same memory."""
+    """Splits a tensor along the first dimension, in the same memory."""
     if tensor.is_pinned():
         return [*tensor.unbind()]
-    # As tensors of their own: to a view, torch.compile ties the sizes of what it is a view of.
+    # Not views, whose sizes torch.compile would tie to the size of the whole.
     return [torch.from_numpy(part) for part in tensor.numpy()]
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
-    """Returns an array as a tensor; without a GPU it is not copied."""
+    """Converts an array to a tensor, without a copy unless there is a GPU."""
     if not _has_gpu():
         return torch.from_numpy(array)
     tensor = empty_tensor(array.shape, array.dtype)
@@ -47,13 +47,13 @@ def to_tensor(array: np.ndarray) -> Tensor:
 
 
 class SingleIds(KeyedJaggedTensor):
-    """Ids of features that have at most one for each sample, without weights.
+    """Ids of features with at most one id for each sample and without weights.
 
-    All ranks of a step have such ids, or none, since they are exchanged in another way: `trainer.plan.sharding`.
+    They are exchanged in another way (`trainer.plan.sharding`), so in a step either all ranks have them or none has.
     """
 
     def to(self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> "SingleIds":
-        """Returns the ids on another device; of weights, which these ids lack, `dtype` would be the type."""
+        """Returns the ids on another device; `dtype` is for weights, which these ids lack."""
         return SingleIds(
             keys=self.keys(),
             values=self.values().to(device, non_blocking=non_blocking),
@@ -63,7 +63,7 @@ class SingleIds(KeyedJaggedTensor):
         )
 
     def block(self) -> Tensor:
-        """Returns the ids of each feature, `[F, B]`, NO_ID without one."""
+        """Returns the ids of each feature, `[F, B]`, with NO_ID where there is none."""
         values, shape = self.values(), (len(self.keys()), self.stride())
         if values.numel() == self.lengths().numel():
             return values.view(shape)
@@ -72,7 +72,7 @@ class SingleIds(KeyedJaggedTensor):
 
 
 def of_block(ids: Tensor, keys: Sequence[str]) -> SingleIds:
-    """Returns single ids from a block on any device, `[F, B]`, with NO_ID where there is none."""
+    """Makes single ids from a block on any device, `[F, B]`, with NO_ID where there is none."""
     present, samples = ids > NO_ID, ids.shape[1]
     if present.all():
         values, of_features = ids.reshape(-1), len(keys) * [samples]
@@ -83,7 +83,7 @@ def of_block(ids: Tensor, keys: Sequence[str]) -> SingleIds:
 
 
 def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Returns `sparse` with other ids and the same lengths and weights."""
+    """Returns a copy of `sparse` with other ids, and the same lengths and weights."""
     return KeyedJaggedTensor(
         keys=sparse.keys(),
         values=values,
@@ -95,10 +95,10 @@ def with_values(sparse: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
 
 
 def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTensor]:
-    """Splits a batch into equal microbatches of consecutive samples."""
+    """Splits the ids of a batch into equal microbatches of consecutive samples."""
     features, samples = len(sparse.keys()), sparse.stride() // parts
     lengths = sparse.lengths().view(features, parts, samples)
-    sizes = lengths.sum(2).flatten().tolist()  # feature by feature, and part by part in each
+    sizes = lengths.sum(2).flatten().tolist()  # feature by feature, and within a feature part by part
     weights = sparse.weights_or_none()
     return [
         KeyedJaggedTensor(
@@ -127,14 +127,14 @@ class Batch(Pipelineable):
             weights, all ids have weights, and the pooling is a weighted sum.
         labels: Labels, `[B, L]` float32.
         weights: Weight of each sample, `[B]` float32; 0 for padding.
-        scale: A scalar. The sum of these samples' weighted losses times `scale`, averaged over the ranks, is the mean
-            over the real samples of the global batch.
+        scale: A scalar that turns the sum of this rank's weighted losses into a mean: the sum times `scale`, averaged
+            over the ranks, is the mean over the real samples of the global batch.
         groups: The groups of each sample, `[B, G]` int64.
-        log_q: Logarithm of the probability that a draw from the catalogue gives the sample's item, `[B]` float32; minus
-            infinity if no draw can give the item, 0 without a catalogue.
+        log_q: Logarithm of the probability that the sample's item is drawn from the catalogue, `[B]` float32; minus
+            infinity if it cannot be drawn, 0 without a catalogue.
 
-    Negatives from the catalogue follow the samples of each lane (`LaneRows`). A negative has an item and no query, and
-    weighs 0, so that no task and no metric counts it.
+    Negatives from the catalogue follow the samples of each lane (`LaneRows`). A negative has an item but no query. Its
+    weight is 0, so that no task and no metric counts it.
     """
 
     dense: Tensor
@@ -173,20 +173,20 @@ def _split(value: Any, number: int) -> Sequence[Any]:
 
 
 def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
-    """Returns rows as tensors."""
+    """Converts the rows of a step to a batch."""
     return to_batches([rows], config, [scale])[0]
 
 
 def to_batches(
     lanes: Sequence[Rows], config: DataConfig, scales: Sequence[float], log_q: np.ndarray | None = None
 ) -> list[Batch]:
-    """Returns the rows of some steps as a batch for each step, in which the lanes follow one another.
+    """Converts the rows of some steps to a batch for each step, in which the lanes follow one another.
 
     Args:
-        lanes: The rows of each lane, step after step, `R` of all lanes. Several steps have no bags.
+        lanes: The rows of each lane, step after step; `R` rows in all. Bags are allowed for a single step only.
         config: The columns.
         scales: The scale of each step.
-        log_q: The logarithms `[R]` of one step, None without a catalogue.
+        log_q: `log_q` of a single step, `[R]`; None without a catalogue.
     """
     steps, split = len(scales), len(config.dense)
     dense = _by_row([rows.numbers[:split] for rows in lanes], steps)
@@ -210,17 +210,17 @@ def to_batches(
 
 
 def _by_row(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
-    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[lanes * R, C]` of each step."""
+    """Regroups the lanes' blocks of columns, `[C, steps * R]` each, to `[lanes * R, C]` for each step."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
     joined = empty_tensor((steps, len(blocks), rows, columns), blocks[0].dtype)
     for lane, block in enumerate(blocks):
-        # Joined and transposed at once, into no view: each user of a view would transpose again.
+        # Joined and transposed in a single pass. A transposed view would be transposed again by each user.
         joined.numpy()[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
     return parts(joined.view(steps, len(blocks) * rows, columns))
 
 
 def _by_step(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
-    """Returns blocks of columns of each lane, `[C, steps * R]`, as `[C, lanes * R]` of each step."""
+    """Regroups the lanes' blocks of columns, `[C, steps * R]` each, to `[C, lanes * R]` for each step."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
     joined = empty_tensor((steps, columns, len(blocks), rows), blocks[0].dtype)
     for lane, block in enumerate(blocks):
@@ -229,9 +229,9 @@ def _by_step(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
 
 
 def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
-    """Returns ids feature by feature. Ids and lengths are int32, which halves the bytes that ranks exchange."""
-    # The first two cases need no loop over features: most data has only single ids, and a block of single ids without
-    # nulls already has TorchRec's layout.
+    """Returns the ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
+    # Most data has only single ids. The first two cases serve it without a loop over features; without nulls, a block
+    # of single ids already has TorchRec's layout.
     rows = ids.numpy()
     if not bags and (rows.size == 0 or rows.min() > NO_ID):
         values, lengths, of_features = ids.view(-1), _constant(1, rows.size, np.int32), len(rows) * [rows.shape[1]]
@@ -255,19 +255,19 @@ def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConf
         weights=None if weights is None else to_tensor(weights),
         lengths=lengths,
         stride=rows.shape[1],
-        # Counted here, once: TorchRec would count on the device, and wait for a GPU at every step.
+        # Counted here, because TorchRec would count on the device and wait for a GPU at every step.
         length_per_key=of_features,
     )
 
 
 @lru_cache(maxsize=4)
 def _constant(value: float, size: int, dtype: type[np.number]) -> Tensor:
-    """Returns what is alike in all batches of a size, such as lengths of single ids, which share it unchanged."""
+    """Returns a constant tensor that batches of a size share, such as the lengths of single ids. Never write to it."""
     return to_tensor(np.full(size, value, dtype))
 
 
 def features_only(config: DataConfig, names: Collection[str] | None = None) -> DataConfig:
-    """Returns the columns of a data set without labels, weights and groups.
+    """Returns the configuration of a data set with the features only: no labels, weights and groups.
 
     Args:
         config: The model's training data.

@@ -1,7 +1,7 @@
-"""The catalogue in memory: every item with its features, to draw negatives from and to evaluate over."""
+"""The catalogue in memory: every item with its features, for negatives in training and for retrieval in evaluation."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,21 +17,20 @@ from trainer.core.errors import InputError
 from trainer.data.columns import UNKNOWN, RecordedTypes
 from trainer.data.dataset import FileSet, find_files
 from trainer.data.files import DataFile
-from trainer.data.order import philox
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.id_lists import ids_in, weights_of
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All items, `I` of them, by rising id.
+    """All `I` items, sorted by id.
 
     Attributes:
         ids: Ids of the items, `[I]` int64, as in the groups of samples.
-        weights: Weights as negatives, `[I]` float64.
-        rows: `I + 1` rows as in a data set, of weight 0 and without features of the query. The last row is not an item
-            and has no features.
-        fingerprint: Changes with any item, its weight and its features.
+        weights: The weight with which each item is drawn as a negative, `[I]` float64.
+        rows: `I + 1` rows as in a data set, with weight 0 and without features of the query. The last row has no
+            features at all and stands for an unknown item.
+        fingerprint: Changes with any item, weight or feature.
     """
 
     ids: np.ndarray
@@ -44,7 +43,7 @@ class Catalogue:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where each item's share of the weights ends, `[I]` float64."""
+        """The cumulated weights, `[I]` float64."""
         return np.cumsum(self.weights)
 
     @cached_property
@@ -53,22 +52,22 @@ class Catalogue:
             return np.log(np.append(self.weights, 0.0) / self.ends[-1]).astype(np.float32)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the row of each id, in the shape of `ids`; `I` for an id that is not in the catalogue."""
+        """Finds the row of each id, in the shape of `ids`; `I` for an id that is not in the catalogue."""
         found = np.minimum(np.searchsorted(self.ids, ids), len(self) - 1)
         return np.where(self.ids[found] == ids, found, len(self))
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
-        """Returns the rows of items drawn by weight; `uniform` are numbers in [0, 1), `[N]`."""
+        """Draws items by weight, given random numbers in [0, 1), `[N]`; returns their rows."""
         return np.searchsorted(self.ends, uniform * self.ends[-1], side="right")
 
     def log_q(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the log probability of each id in a draw, float32; minus infinity for an id that cannot be drawn."""
+        """Returns the log probability that each id is drawn, float32; minus infinity for an id that cannot be drawn."""
         return self._log_q[self.find(ids)]
 
     def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
-        """Yields the items of a rank's share in batches of `size` rows, with equally many batches on every rank.
+        """Yields this rank's share of the items in batches of `size` rows; every rank gets equally many batches.
 
-        The share of a rank follows the share of the rank before. Rows without an item fill the last shares.
+        Shares follow one another in the order of the ranks. Rows without an item fill the last shares.
         """
         share = -(-len(self) // world_size)
         for start in range(0, share, size):
@@ -80,17 +79,17 @@ class Catalogue:
 def read_catalogue(
     data: DataConfig, item_features: Collection[str], samples: DataFile | None = None, types: RecordedTypes = UNKNOWN
 ) -> Catalogue:
-    """Reads the catalogue.
+    """Reads the catalogue from its files.
 
     Args:
         data: The data.
         item_features: Names of the features of items.
-        samples: A file of the samples that the items are joined with. Unset: the items stay alone.
+        samples: A file of the samples that the items will be joined with. Unset: they will not be joined.
         types: The types of the columns of the samples.
 
     Raises:
         InputError: A file cannot be read, a value is not allowed, an id occurs twice, no item has a weight, or a column
-            has another type in the samples.
+            has another type than in the samples.
     """
     columns = _columns(data, item_features)
     files = find_files("data.catalogue.items", data.catalogue.items, columns)
@@ -110,7 +109,7 @@ def read_catalogue(
 
 
 def _columns(data: DataConfig, item_features: Collection[str]) -> DataConfig:
-    """Returns the catalogue's columns as a data set without labels."""
+    """Returns the configuration of the catalogue's columns as a data set without labels."""
     columns = {"groups": [data.catalogue.id], "weight": data.catalogue.weight}
     return features_only(data, item_features).model_copy(update=columns)
 
@@ -145,7 +144,7 @@ def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:
 
 
 def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Collection[str]) -> Rows:
-    """Returns the items as rows of samples, and an empty row at the end."""
+    """Returns the items as rows of samples, with an empty row at the end."""
     rows = Rows.padding(len(items) + 1, data, lists)
     single = [name for name in data.sparse if name not in lists]
     blocks = [
@@ -154,55 +153,8 @@ def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Colle
         (rows.groups, data.groups, items.groups, columns.groups),
     ]
     for block, names, values, present in blocks:
-        for name, column in zip(present, values, strict=False):  # the last of the numbers is the weight
+        for name, column in zip(present, values, strict=False):  # not strict: the weight is left over
             block[names.index(name), :-1] = column
     rows.groups[data.groups.index(columns.groups[0]), -1] = NO_ITEM
     bags = {name: pa.concat_arrays([bag, rows.bags[name].slice(len(items))]) for name, bag in items.bags.items()}
     return replace(rows, bags=rows.bags | bags)
-
-
-STREAM = 1  # the stream of the random numbers; stream 0 orders the samples
-
-
-class Negatives:
-    """Appends negatives to the samples of a lane: items drawn by weight, and hard negatives that the samples list.
-
-    Args:
-        catalogue: The items; their rows have the same lists as the samples.
-        config: The data.
-        seed: Seed of the draws.
-    """
-
-    def __init__(self, catalogue: Catalogue, config: DataConfig, seed: int) -> None:
-        self._catalogue, self._config, self._seed = catalogue, config.catalogue, seed
-        self._item = config.groups.index(str(config.catalogue.id))
-
-    def follow(self, steps: Iterator[Rows], epoch: int, lane: int, first: int) -> Iterator[Rows]:
-        """Yields the samples of a lane's steps, from `first` on, each followed by its negatives."""
-        return (self.append(samples, epoch, lane, step) for step, samples in enumerate(steps, first))
-
-    def append(self, samples: Rows, epoch: int, lane: int, step: int) -> Rows:
-        """Returns the samples of a lane in a step, then their negatives, in the order of `LaneRows`.
-
-        Raises:
-            InputError: A hard negative is not in the catalogue.
-        """
-        raw = philox(self._seed, epoch, lane, step, STREAM).random_raw(self._config.negatives)
-        drawn = self._catalogue.draw((raw >> np.uint64(11)) * 2.0**-53)  # 53 bits, as in float64
-        rows = np.concatenate([drawn, self._hard(samples)])
-        return Rows.join([samples, self._catalogue.rows.take(rows)]) if len(rows) else samples
-
-    def log_q(self, lanes: Sequence[Rows]) -> np.ndarray:
-        """Returns the logarithm of the probability of each row's item in a draw, `[R]` float32, lane by lane."""
-        return self._catalogue.log_q(np.concatenate([rows.groups[self._item] for rows in lanes]))
-
-    def _hard(self, samples: Rows) -> np.ndarray:
-        """Returns the catalogue's rows of the hard negatives, sample by sample."""
-        ids = samples.hard_negatives.T.reshape(-1)
-        found = self._catalogue.find(ids)
-        if (lost := (found == len(self._catalogue)) & (ids != NO_ITEM)).any():
-            raise InputError(
-                f"column '{self._config.hard_negatives}' has item {ids[lost.argmax()]}, which is not in "
-                "data.catalogue.items; add it there or leave it out"
-            )
-        return found

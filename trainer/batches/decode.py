@@ -1,4 +1,8 @@
-"""Turns consecutive rows of a row group into training rows: reads, transforms, checks and decodes their columns."""
+"""Decodes consecutive rows of a row group: reads their columns, checks and transforms the values, and makes `Rows`.
+
+`decode` is the way in. It works column by column; the functions before it turn a single column into numbers, ids or
+lists, and raise the errors that name a row and a value.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -60,8 +64,9 @@ class Chunk:
 
     Attributes:
         column: Returns a column of the row group.
-        rows: The rows of the row group.
-        where: Returns the name of a row in messages, given its number, or of the row group, given None. Unset: no file.
+        rows: The range of rows in the row group.
+        where: Returns the name in messages of a row, given its number, or of the row group, given None. Unset: the rows
+            belong to no file.
     """
 
     column: Column
@@ -69,7 +74,7 @@ class Chunk:
     where: Callable[[int | None], str] | None = None
 
     def array(self, name: str) -> pa.Array:
-        """Returns a column of these rows, without its layout (`to_plain`)."""
+        """Returns a column of these rows as plain values (`to_plain`)."""
         return plain_array(self.column(name).slice(self.rows.start, len(self.rows)))
 
     def numbers(self, name: str) -> pa.Array:
@@ -84,14 +89,14 @@ class Chunk:
             self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
 
     def refuse(self, message: str, row: int | None = None) -> NoReturn:
-        """Raises InputError for a value; counts its row, if known, from the beginning of the chunk."""
+        """Raises InputError for a value. `row`, if known, counts from the beginning of the chunk."""
         number = None if row is None else row_in_file(self.column, self.rows.start + row)
         if self.where:
             raise InputError(f"{self.where(number)}, {message}")
         raise InputError(message if number is None else f"row {number}, {message}")
 
     def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
-        """Returns the values of a column, `[R]`, or raises an error that names the first bad value."""
+        """Returns the values of a column, `[R]`; raises an error that names the first bad value."""
         if not good.all():
             row = int(good.argmin())
             self.refuse(f"column '{column}': {values[row]} {why}", row)
@@ -99,7 +104,7 @@ class Chunk:
 
 
 def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
-    """Returns a dense feature, `[R]` float32.
+    """Returns the values of a dense feature, `[R]` float32.
 
     Raises:
         InputError: A value is not finite, or not a time.
@@ -108,7 +113,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
     raw = _raw_numbers(column, feature, chunk)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = transformed(raw, feature)
-        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than the mask, which names the value
+        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than a mask
     if not good:
         why = f"has no finite value under the transform '{feature.transform}'"
         chunk.check(column, raw, np.isfinite(values), why)
@@ -116,7 +121,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
-    """Returns numbers before the transform, or the transform of nulls and times, `[R]` float32."""
+    """Returns the numbers to transform, or the finished values of `is_missing` and of times, `[R]` float32."""
     if feature.transform == "is_missing":
         return null_flags(chunk.array(column))
     if feature.transform in TIMES:
@@ -125,7 +130,7 @@ def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray
 
 
 def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
-    """Returns the id of each row before the rule of `feature.ids`, `[R]` integers or strings, null without an id.
+    """Returns the raw id of each row, before the rule of `feature.ids`, `[R]` integers or strings; null without an id.
 
     Raises:
         InputError: A value is not a number, or not a time.
@@ -145,7 +150,7 @@ def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
 
 
 def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a column of times in whole seconds since 1970 in UTC, `[R]`, and which are missing, `[R]`.
+    """Returns a column of times as whole seconds since 1970 in UTC, `[R]`, and which are missing, `[R]`.
 
     Raises:
         InputError: An integer is not a time.
@@ -158,16 +163,16 @@ def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
 
 
 def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.Array) -> pa.Array:
-    """Returns lists without the elements that are not before the time of their row, or have no time.
+    """Returns lists with only the elements whose time is before the time of the row.
 
     Args:
         column: The column of the ids in the lists.
-        feature: Its rules, with `times` and `before`.
+        feature: The feature, with `times` and `before`.
         chunk: The rows.
         lists: The lists, `[R]`.
 
     Raises:
-        InputError: An id has no place in the list of times, a row has no time, or an integer is not a time.
+        InputError: Lists of ids and times differ in length, a row has no time, or an integer is not a time.
     """
     lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
     _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
@@ -188,7 +193,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
 
 
 def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
-    """Returns the ids of each row with their weights, `[R]` lists; a single id as a list of one.
+    """Returns the ids of each row with their weights, `[R]` lists; a single id becomes a list with one element.
 
     Raises:
         InputError: An id has no weight, or a forbidden weight.
@@ -213,9 +218,9 @@ def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndar
 
 
 def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
-    values = weights.to_numpy(zero_copy_only=False)  # null as NaN
+    values = weights.to_numpy(zero_copy_only=False)  # nulls become NaN
     good = is_weight(values, feature.pooling, GREATEST)
-    if ids.null_count:  # a null id is left out with its weight
+    if ids.null_count:  # a null id is dropped with its weight
         good |= ids.is_null().to_numpy(zero_copy_only=False)
     if not good.all():
         place = int(good.argmin())
@@ -240,13 +245,13 @@ def decode(
     order: np.ndarray | None = None,
     pool: ThreadPoolExecutor | None = None,
 ) -> Rows:
-    """Decodes a chunk column by column, so that a column stays in the cache from file to rows.
+    """Decodes a chunk column by column, so that a column stays in the processor's cache from the file to the rows.
 
     Args:
         chunk: The rows, `R` of them.
         config: The columns and their rules.
         lists: The sparse features that are lists of ids.
-        order: The position of each row in the chunk, `[R]`. Unset: the order of the chunk.
+        order: For each row of the result, its position in the chunk, `[R]`. Unset: the order of the chunk.
         pool: The threads that decode columns. Unset: this thread.
 
     Raises:
@@ -271,16 +276,16 @@ def decode(
 
 
 def _each(function: Callable[[Item], Result], items: Iterable[Item], pool: ThreadPoolExecutor | None) -> list[Result]:
-    """Returns the result for each item; raises the error of the first in order."""
+    """Returns the result for each item; if several fail, raises the error of the first item."""
     if pool is None:
         return [function(item) for item in items]
     calls = [pool.submit(function, item) for item in items]
-    wait(calls)  # also after an error, which closes the file that other threads may read
+    wait(calls)  # also after an error: it closes the file, which other threads may still read
     return [call.result() for call in calls]
 
 
 def _numbers(config: DataConfig) -> list[Decoder]:
-    """Returns the decoders of dense features, labels and the weight, to `[R]` float32 each."""
+    """Returns functions that decode dense features, labels and the weight, to `[R]` float32 each."""
     dense = [partial(dense_values, name, feature) for name, feature in config.dense.items()]
     labels = [partial(_number if name in config.numeric_labels else _label, name) for name in config.labels]
     return [*dense, *labels, partial(_weight, config.weight)]
@@ -293,7 +298,7 @@ def _stack(
     order: np.ndarray | None,
     pool: ThreadPoolExecutor | None,
 ) -> np.ndarray:
-    """Returns columns as a block, `[C, R]`, with rows in order."""
+    """Decodes columns into a block, `[C, R]`, with the rows in order."""
     block = empty_block(len(decoders), len(chunk.rows), dtype)
     words = 2 * order if order is not None and block.dtype == np.int32 else None
 
@@ -301,9 +306,9 @@ def _stack(
         target, values = block[place], decoders[place](chunk)
         if order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
-        # Shuffled while in the cache; permuting the whole block later would move everything twice.
+        # Each column is shuffled while it is in the cache. Permuting the whole block later would move all data twice.
         elif words is not None and values.dtype == np.int64:
-            take(values.view(np.int32), words, target)  # the low words of table rows, without a pass to narrow them
+            take(values.view(np.int32), words, target)  # the low words of int64 rows, without a pass to narrow them
         else:
             take(values.astype(dtype, copy=False), order, target)
 
@@ -344,13 +349,13 @@ def _without_null(name: str, chunk: Chunk, array: pa.Array, what: str) -> pa.Arr
 
 
 def _group(name: str, chunk: Chunk) -> np.ndarray:
-    """Returns the group of each row, `[R]` int64; strings by hash."""
+    """Returns the group of each row, `[R]` int64; strings are hashed."""
     array = _without_null(name, chunk, chunk.ids(name), "a group")
     return as_integers(array).astype(np.int64)
 
 
 def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
-    """Returns the first items of each row's list, `[H, R]` int64, NO_ITEM where it is shorter; a null list is empty."""
+    """Returns the first `H` items of each row's list, `[H, R]` int64, NO_ITEM beyond its end; a null list is empty."""
     if catalogue.hard_negatives is None:
         return np.empty((0, len(chunk.rows)), np.int64)
     lists = as_lists(chunk.ids(catalogue.hard_negatives))
@@ -363,9 +368,9 @@ def _hard_negatives(catalogue: CatalogueConfig, chunk: Chunk) -> np.ndarray:
 
 
 def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
-    """Returns the id of each row, `[R]`, NO_ID for a null."""
+    """Returns the row in the table of each row's id, `[R]`; NO_ID for a null."""
     array = single_ids(name, feature, chunk)
-    if array.null_count and ":" in feature.ids:  # the user's own rule gets only ids
+    if array.null_count and ":" in feature.ids:  # the user's own rule must not see nulls
         rows = np.full(len(array), NO_ID, np.int32)
         rows[~is_missing(array)] = _into_table(name, feature, array.drop_null(), chunk)
         return rows
@@ -373,13 +378,13 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
     if not array.null_count:
         return ids
     wide = ids.astype(np.int64 if feature.ids == "managed" else np.int32, copy=False)
-    return wide | -is_missing(array).view(np.int8)  # all bits of NO_ID are set; np.where takes three times as long
+    return wide | -is_missing(array).view(np.int8)  # sets all bits, which is NO_ID; np.where takes three times as long
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
-    """Returns at most `max_ids` ids of each row, of those before its time if it has one.
+    """Returns the ids of each row, after the filter by time, cut to `max_ids`.
 
-    A null list is empty; a null in a list is left out. Ids with weights are structs (`weighted_type`).
+    A null list is empty, and a null in a list is dropped. Ids with weights are structs (`weighted_type`).
     """
     column = feature.column or name
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
@@ -399,16 +404,16 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
 def _into_table(
     name: str, feature: SparseFeature, array: pa.Array, chunk: Chunk, offsets: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns ids in [0, rows), of any integer type, by the feature's rule; managed ids as 63 bits.
+    """Turns raw ids into rows of the table by the feature's rule, integers in [0, rows); managed ids keep 63 bits.
 
     Args:
         name: The feature.
         feature: Its rules.
-        array: The ids. A null becomes any row.
+        array: The ids. A null becomes an arbitrary row.
         chunk: The rows of the ids.
-        offsets: Where the ids of each row begin, and where the last end, `[R + 1]`. Unset: each row has one id.
+        offsets: Where the ids of each row begin and those of the last row end, `[R + 1]`. Unset: one id per row.
     """
-    # Checked here because tables do not check: for an id out of range, TorchRec trains on row 0 with one line on
+    # Ids are checked here because tables do not check: for an id out of range, TorchRec trains row 0 with a line on
     # stderr, or raises an IndexError that names no column.
     ids = as_integers(array)
     try:

@@ -1,8 +1,11 @@
-"""Makes batches ahead of training: threads read, decode, shuffle and assemble while the model computes.
+"""The loader: threads read, decode, shuffle and assemble batches while the model computes.
 
-Without torch's DataLoader: its workers are processes, which cannot share a row group among windows, and copy every
-batch. Without torchdata's: its saved state fits only one number of ranks, while here the position is the step. Threads
-suffice, because Arrow, NumPy and file systems let other threads run while they work.
+Rows flow from `_read_lane` (windows of a lane) through `_steps` (rows of a step) and `_epoch` (all lanes of this rank)
+to `_assemble` (batches). The position of a run is its step, so the loader has no state to save.
+
+Why not torch's DataLoader: its workers are processes, which copy every batch and cannot share a row group among
+windows. Why not torchdata's: its saved state fits a single number of ranks. Threads suffice, because Arrow, NumPy and
+file systems let other threads run while they work.
 """
 
 from collections import deque
@@ -17,14 +20,14 @@ import pyarrow as pa
 import torch
 
 from trainer.batches.batch import Batch, to_batches
-from trainer.batches.catalogue import Negatives
 from trainer.batches.decode import Chunk, decode
+from trainer.batches.negatives import Negatives
 from trainer.batches.rows import Rows
 from trainer.batches.windows import WindowRows, costs, dealt, dealt_to_steps
 from trainer.config.data import BalanceConfig, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.data.order import (
+from trainer.data.epoch_order import (
     Lanes,
     RowSlice,
     Share,
@@ -39,31 +42,31 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.rules.vocabulary import fingerprints
 
 T = TypeVar("T")
-END: Any = object()  # the end of an iterator, as a generator cannot pass StopIteration on
-# Small batches are made several at once, so that training is not kept from Python's lock by the calls for each of them.
-# With 2^14 rows at once, a compiled DeepFM in batches of 1,024 takes 2.3 ms a step on two cores; with 2^16, 2.1.
+END: Any = object()  # marks the end of an iterator, because StopIteration cannot pass through a future or a generator
+# Small batches are made several at a time: the calls for each would keep training waiting for Python's lock. With 2^14
+# rows at a time, a compiled DeepFM in batches of 1,024 takes 2.3 ms a step on two cores; with 2^16 rows 2.1 ms.
 TOGETHER_ROWS = 1 << 16
-# Two are enough beside training on a CPU. Beside an H200 with 16 cores, DLRM in batches of 65,536 waited less for four
-# (13.9 ms a step, not 18.6); eight read no faster than four.
+# Beside training on a CPU two threads are enough. Beside an H200 with 16 cores, DLRM in batches of 65,536 took 18.6 ms
+# a step with two threads and 13.9 ms with four; eight were no faster.
 LEAST_READ_THREADS, MOST_READ_THREADS = 2, 4
 
 
 class Loader:
-    """Yields one rank's batches of a data set, from any step on.
+    """Makes a rank's batches of a data set, from any step on.
 
-    Memory per rank is about two shuffle windows for each of its lanes, and the decoded row groups that more than one
-    window needs: row groups larger than a window, and row groups at the border of two lanes.
+    A rank needs memory for about two shuffle windows of each of its lanes, and for decoded row groups that several
+    windows share: those larger than a window, and those at the border of two lanes.
 
     Args:
         files: The data set.
-        config: The columns and the reading options.
+        config: The columns and the options of reading.
         lanes: How an epoch is divided into lanes and steps.
         rank: This rank.
         world_size: Number of ranks.
         seed: Seed of the shuffling.
         shuffle: Whether to shuffle.
         negatives: Appends negatives to the samples of each lane; None without a catalogue.
-        balance: How samples are dealt to the ranks. Unset: a rank takes the samples of its lanes.
+        balance: How samples are dealt to the ranks by their cost. Unset: a rank takes the samples of its lanes.
 
     Raises:
         InputError: The balance names features without lists.
@@ -98,9 +101,9 @@ class Loader:
                     )
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         self._reader = RowGroupReader(files, config)
-        fingerprints(config.sparse)  # reads the vocabularies now, in one thread
-        # Now, in one thread, pyarrow imports pandas, where that is installed. One of a hundred runs in which the read
-        # threads began it together met half a module.
+        fingerprints(config.sparse)  # reads the vocabularies now, before there are threads
+        # Makes pyarrow import pandas, if installed, before there are threads. When several threads began this import
+        # together, one run of a hundred found a half-imported module.
         pa.array([])
 
     @property
@@ -109,7 +112,7 @@ class Loader:
         return self._lanes.steps
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yields the batches of the steps in `[start, stop)`, counted over all epochs and made in the background.
+        """Yields the batches of the steps in `[start, stop)`, made in the background; steps count over all epochs.
 
         Raises:
             InputError: A value in the data is not allowed, or a file is gone or damaged.
@@ -117,7 +120,7 @@ class Loader:
         """
         assembler = ThreadPoolExecutor(1, "assemble")
         threads = self._config.read_threads or _read_threads()
-        # Lanes end first, which still ask for columns.
+        # The pool of lanes is closed before the pool of columns, because lanes still submit columns to it.
         with ThreadPoolExecutor(threads, "decode") as columns, ThreadPoolExecutor(threads, "read") as lanes:
             pools = _Pools(lanes, columns if threads > 1 and self._reader.columns_at_once else None, threads)
             try:
@@ -128,7 +131,7 @@ class Loader:
                 assembler.shutdown(cancel_futures=True)
 
     def _assemble(self, start: int, stop: int, pools: "_Pools") -> Iterator[list[Batch]]:
-        """Yields the batches, those that are made together in one list."""
+        """Yields lists of batches; the batches of a list are made together."""
         while start < stop:
             epoch, first = divmod(start, self._lanes.steps)
             last = min(self._lanes.steps, first + stop - start)
@@ -140,14 +143,14 @@ class Loader:
             start += last - first
 
     def _epoch(self, epoch: int, together: list[range], pools: "_Pools") -> Iterator[list[Rows]]:
-        """Yields this rank's rows of steps of an epoch, several steps together, lane by lane."""
+        """Yields this rank's rows of an epoch lane by lane, for several steps together."""
         streams = self._streams(epoch, together, pools)
         for _ in together:
             lanes = [self._slice(next(stream)) for stream in streams]
             yield [self._dealt(Rows.join(lanes))] if self._balance else lanes
 
     def _streams(self, epoch: int, together: list[range], pools: "_Pools") -> list[Iterator[Rows]]:
-        """Returns the rows of the steps in each lane that this rank reads."""
+        """Returns, for each lane that this rank reads, an iterator over its rows step by step."""
         first = together[0].start
         offset = first * self._lanes.samples_per_step
         plan = self._plan(epoch, offset, self._share.lanes)
@@ -160,16 +163,16 @@ class Loader:
         return streams
 
     def _dealt(self, rows: Rows) -> Rows:
-        """Returns this rank's rows of a global batch."""
+        """Returns this rank's rows of a global batch, dealt by cost."""
         assert self._balance is not None
         return rows.take(dealt(costs(rows, self._balance), self._world_size)[self._rank])
 
     def locate(self, step: int, position: int) -> str:
-        """Returns the name of a sample in messages: file, row group and row.
+        """Names a sample for messages, by file, row group and row.
 
         Args:
             step: The step, counted over all epochs; the first is 1.
-            position: The sample's place in the global batch, rank after rank.
+            position: The sample's position in the global batch, counted rank after rank.
         """
         epoch, of_epoch = divmod(step - 1, self._lanes.steps)
         lane, sample = divmod(self._place_of(epoch, of_epoch, position), self._lanes.samples_per_step)
@@ -188,7 +191,7 @@ class Loader:
         return self._reader.where_row(row_slice.group, row_slice.start + row, epoch)
 
     def _place_of(self, epoch: int, step: int, position: int) -> int:
-        """Returns the place of a sample among the lanes, from its position in the global batch."""
+        """Returns the position of a sample counted lane after lane, given its position counted rank after rank."""
         if self._balance is None:
             return position
         with ThreadPoolExecutor(1) as pool:
@@ -198,20 +201,20 @@ class Loader:
 
     def _slice(self, rows: Rows) -> Rows:
         """Returns this rank's slice of the rows of a lane in a step."""
-        # Ranks of a lane read the same rows and keep their slice: files cannot be cut finer than row groups, and the
-        # samples of a step must not depend on the number of ranks.
+        # Ranks that share a lane read the same rows, and each keeps its slice. Files cannot be cut finer than row
+        # groups, and the samples of a step must not depend on the number of ranks.
         number, size = self._share.slice, len(rows) // self._share.slices
         return rows if size == len(rows) else rows.slice(number * size, (number + 1) * size)
 
     def _plan(self, epoch: int, offset: int, lanes: Iterable[int]) -> dict[int, list[ShuffleWindow]]:
-        """Returns, for each of some lanes, the windows that hold its samples from `offset` on."""
+        """Returns the shuffle windows of some lanes that hold samples from `offset` on."""
         order = epoch_order(self._files.row_groups, self._seed, epoch, self._shuffle)
         ends, size = ends_of(order), self._config.shuffle_window_rows
         slices = {lane: self._lanes.row_slices(order, ends, lane) for lane in lanes}
         return {lane: [one for one in windows(rows, size) if one.stop > offset] for lane, rows in slices.items()}
 
     def _order(self, epoch: int, lane: int, window: ShuffleWindow) -> np.ndarray | None:
-        """Returns the order of the rows of a window; None for the order of the files."""
+        """Returns the random order of the rows in a window; None for the order of the files."""
         return window_order(len(window), self._seed, epoch, lane, window.number) if self._shuffle else None
 
     def _window_rows(
@@ -219,14 +222,15 @@ class Loader:
     ) -> WindowRows:
         """Returns the rows of the windows of some lanes."""
         by_column = partial(self._decode, epoch, pools.columns if pools else None)
-        # Lanes have threads of their own; so columns need them only where lanes are few, or wait for one another.
+        # Lanes already keep the threads busy. Decoding columns in parallel helps only where lanes are few, or wait for
+        # a row group that they share.
         by_lane = by_column if pools and len(plan) < pools.threads else partial(self._decode, epoch, None)
         return WindowRows(chain(*plan.values()), by_lane, by_column)
 
     def _read_lane(
         self, epoch: int, lane: int, plan: list[ShuffleWindow], offset: int, rows_of: WindowRows
     ) -> Iterator[Rows]:
-        """Yields a lane's windows, shuffled, from the sample at `offset` on."""
+        """Yields the shuffled windows of a lane, from the sample at `offset` on."""
         for window in plan:
             order = self._order(epoch, lane, window)
             if order is not None and self._even_steps:
@@ -237,7 +241,7 @@ class Loader:
             yield rows.slice(max(0, offset - window.start), len(window))
 
     def _evened(self, order: np.ndarray, rows: Rows, window: ShuffleWindow) -> np.ndarray:
-        """Returns the order of the rows of a window with those of each step together, so that steps cost the same."""
+        """Regroups the order of the rows in a window so that the steps cost about the same."""
         assert self._even_steps is not None
         sizes = self._lanes.samples_of_steps(window.start, window.stop)
         return dealt_to_steps(order, costs(rows, self._even_steps), sizes)
@@ -245,16 +249,17 @@ class Loader:
     def _decode(
         self, epoch: int, pool: ThreadPoolExecutor | None, row_slice: RowSlice, order: np.ndarray | None
     ) -> Rows:
-        """Decodes rows of a row group, each column while in the cache."""
+        """Reads and decodes rows of a row group."""
         with self._reader.open(row_slice.group, epoch) as column:
             rows = range(row_slice.start, row_slice.stop)
             chunk = Chunk(column, rows, partial(self._reader.where, row_slice.group))
             return decode(chunk, self._config, self._lists, order, pool)
 
     def _steps(self, windows: Iterator[Rows], together: list[range]) -> Iterator[Rows]:
-        """Cuts the windows of a lane into rows of as many steps as are made together, and pads the last ones.
+        """Cuts the windows of a lane into the rows of steps that are made together; pads the last step.
 
-        Lanes differ by one sample, and a rank with finished lanes must not leave others waiting in a collective.
+        Lanes can differ by a sample. Without padding, a rank whose lanes end early would leave the others waiting in a
+        collective.
         """
         window, at = Rows.padding(0, self._config, self._lists), 0
         for steps in together:
@@ -268,16 +273,20 @@ class Loader:
 
 
 def _read_threads() -> int:
-    """Returns half of the threads that torch computes with, which are the rank's cores, within limits."""
+    """Returns half of the rank's cores (the threads that torch computes with), within limits."""
     return min(max(torch.get_num_threads() // 2, LEAST_READ_THREADS), MOST_READ_THREADS)
 
 
 def _ahead(items: Iterator[T], depth: int, pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Returns the items; the pool makes `depth` items ahead, from now on. A depth above 1 needs a one-thread pool."""
+    """Yields the items, while the pool makes `depth` items ahead, from now on.
+
+    A depth above 1 needs a pool with a single thread, because two threads cannot advance an iterator together.
+    """
     take = partial(pool.submit, next, items, END)
     waiting = deque(take() for _ in range(depth))
 
-    # An inner generator: as a generator, `_ahead` would only begin at its first item, but all lanes start at once.
+    # An inner generator, so that work begins with the call: if `_ahead` itself were a generator, each lane would start
+    # only when its first item is needed.
     def wait() -> Iterator[T]:
         while (item := waiting.popleft().result()) is not END:
             waiting.append(take())
@@ -290,9 +299,9 @@ class _Pools(NamedTuple):
     """The threads of a loader.
 
     Attributes:
-        lanes: Read lanes.
-        columns: Decode columns of one row group. Unset: the thread of its lane decodes them.
-        threads: Number of threads in each.
+        lanes: Threads that read lanes.
+        columns: Threads that decode columns of a row group. Unset: the thread of the lane decodes them.
+        threads: Number of threads in each pool.
     """
 
     lanes: ThreadPoolExecutor

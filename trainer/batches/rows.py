@@ -1,7 +1,7 @@
-"""Rows in memory, as blocks of columns that can be sliced, joined and shuffled, in buffers that are used again.
+"""Rows in memory: blocks of columns that can be sliced, joined and shuffled, in buffers that are reused.
 
-Not Arrow tables, which move rows column by column: a step of a lane is small, and the calls would cost more than moving
-the rows. Only lists of ids are Arrow arrays, as NumPy has no lists.
+Why not Arrow tables: they move rows column by column. A step of a lane is small, so the calls would cost more than the
+move. Only lists of ids are Arrow arrays, because NumPy has no lists.
 """
 
 import ctypes
@@ -16,26 +16,26 @@ import pyarrow as pa
 from trainer.config.data import DataConfig
 from trainer.rules.id_lists import weighted_type
 
-# Windows and batches have nearly the same size again and again, and the allocators make that slow. NumPy's malloc gives
-# large blocks back to the system. Mimalloc, which Arrow uses, gives back blocks that were unused for 10 ms, which is
-# nearly always, as training comes between. The system clears such blocks page by page, which takes longer than filling
-# them: without the pool the loader took up to twice as long.
-LARGE_BYTES = 1 << 16  # malloc keeps smaller blocks anyway
+# Why a pool: windows and batches need blocks of nearly the same size again and again, but allocators return them to the
+# system. NumPy's malloc returns large blocks at once. Arrow's mimalloc returns blocks after 10 ms without use, which is
+# nearly always, because training comes between. The system then clears new blocks page by page, which takes longer than
+# filling them. Without the pool the loader took up to twice as long.
+LARGE_BYTES = 1 << 16  # smallest size to pool; malloc keeps smaller blocks anyway
 
-# Elements between the end of a column and the beginning of the next one. Columns of whole row groups are a power of 2
-# in bytes. Without the gap their addresses would map to the same few places of the cache, and transposing a batch took
-# twice as long.
+# Number of elements between the end of a column and the beginning of the next. Columns of whole row groups often have a
+# power of 2 of bytes. Without the gap their addresses map to the same few places of the processor's cache, and
+# transposing a batch took twice as long.
 APART = 16
 
-# By size, a power of 2: arrays of nearly the same size share blocks, and bytes that are never written take no memory.
-# Each operation is atomic, as threads make arrays and give them up at the same time.
+# The free blocks by size. Sizes are powers of 2, so that arrays of nearly the same size share blocks; bytes that are
+# never written take no memory. Only atomic operations are used, because threads make and release arrays concurrently.
 unused_blocks: dict[int, list[np.ndarray]] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Returns an array to be filled. Its memory is reused once nothing refers to the array or to a view of it.
+    """Returns an array to be filled. Its memory is reused once nothing refers to the array or its views.
 
-    The pool never keeps more blocks of a size than were in use at once.
+    The pool never keeps more blocks of a size than were in use at the same time.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LARGE_BYTES:
@@ -46,37 +46,37 @@ def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         block = unused.pop()
     except IndexError:
         block = np.empty(power, np.uint8)
-    # NumPy points the base of a view to the array that owns the memory, past all between, so an array cannot be watched
-    # for its views. All of them do refer to a ctypes object, and so do tensors made from them.
+    # The release hangs on a ctypes object, because all views refer to it, and so do tensors made from them. An array
+    # itself would not do: the base of a view is the owner of the memory, not the array that the view was made from.
     owner = (ctypes.c_byte * block.size).from_buffer(block.data)
     weakref.finalize(owner, unused.append, block)
     return np.ndarray(shape, dtype, memoryview(owner))
 
 
 def empty_block(columns: int, rows: int, dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Returns a block of columns to be filled, `[columns, rows]`, as `empty` does."""
+    """Returns a block of columns to be filled, `[columns, rows]`, in reused memory like `empty`."""
     return empty((columns, rows + APART), dtype)[:, :rows]
 
 
-NO_ID = -1  # in `Rows.ids`, for a row without an id
-NO_ITEM = np.iinfo(np.int64).min  # for a row without an item, or with fewer hard negatives than other rows
+NO_ID = -1  # marks a row without an id in `Rows.ids`
+NO_ITEM = np.iinfo(np.int64).min  # marks a row without an item, or with fewer hard negatives than other rows
 
 
 def id_dtype(config: DataConfig) -> np.dtype:
-    """Returns the type of ids in memory: int32 rows of tables, or int64 for managed ids, which get their rows later."""
+    """Returns the type of ids in memory: int32 for rows of tables, int64 for managed ids, which get rows later."""
     return np.dtype(np.int64 if config.managed_tables else np.int32)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`R` rows of a data set, all columns of a kind in one block.
+    """`R` rows of a data set; all columns of a kind are a block.
 
     Attributes:
-        numbers: Dense features, labels and, last, the weight, `[C, R]` float32.
-        ids: Features with at most one id per row, `[S, R]`, NO_ID without an id.
-        bags: Features with a list of ids per row, by name, each `[R]` lists: of ids, or of ids with weights.
+        numbers: Dense features, labels and, as the last column, the weight, `[C, R]` float32.
+        ids: Features with at most one id per row, `[S, R]`; NO_ID without an id.
+        bags: Features with a list of ids per row, by name, `[R]` lists each: of ids, or of ids with weights.
         groups: Columns that group rows, `[G, R]` int64.
-        hard_negatives: Items that are negatives of the row, `[H, R]` int64, NO_ITEM for a row with fewer.
+        hard_negatives: Items that are negatives of the row, `[H, R]` int64; NO_ITEM if it has fewer.
     """
 
     numbers: np.ndarray
@@ -89,12 +89,12 @@ class Rows:
         return self.numbers.shape[1]
 
     def slice(self, start: int, stop: int) -> "Rows":
-        """Returns the rows in `[start, stop)` without copying."""
+        """Returns the rows in `[start, stop)`, without a copy."""
         here, bags = slice(start, stop), {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
         return Rows(self.numbers[:, here], self.ids[:, here], bags, self.groups[:, here], self.hard_negatives[:, here])
 
     def take(self, places: np.ndarray) -> "Rows":
-        """Returns the rows at these places, in their order."""
+        """Returns the rows at some places, in the order of the places."""
         bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
         blocks = (self.numbers, self.ids, self.groups, self.hard_negatives)
         numbers, ids, groups, hard_negatives = (_take_block(block, places) for block in blocks)
@@ -114,7 +114,7 @@ class Rows:
 
     @staticmethod
     def join(parts: Sequence["Rows"]) -> "Rows":
-        """Returns the rows of several parts, one part after the other."""
+        """Joins several parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         return Rows(
@@ -132,12 +132,12 @@ def _list_type(config: DataConfig, name: str) -> pa.DataType:
 
 
 def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-    """Writes the values of a column at these places, `[R]`, all within the column."""
-    column.take(places, out=out, mode="wrap")  # "raise", the default, would buffer the output
+    """Writes the values of a column at some places, `[R]`; all must be within the column."""
+    column.take(places, out=out, mode="wrap")  # the default, "raise", would buffer the output
 
 
 def _take_block(block: np.ndarray, places: np.ndarray) -> np.ndarray:
-    # Column by column: NumPy makes a slice of a block contiguous before it takes anything.
+    # Column by column, because NumPy would first copy a slice of a block to make it contiguous.
     taken = empty_block(len(block), len(places), block.dtype)
     for column, out in zip(block, taken, strict=True):
         take(column, places, out)
@@ -145,11 +145,11 @@ def _take_block(block: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns blocks of columns, `[C, R]` each, joined along their rows."""
+    """Joins blocks of columns, `[C, R]` each, along their rows."""
     shape = (len(blocks[0]), sum(block.shape[1] for block in blocks))
     return np.concatenate(blocks, axis=1, out=empty(shape, blocks[0].dtype))
 
 
 def join_bags(bags: Sequence[dict[str, pa.LargeListArray]]) -> dict[str, pa.LargeListArray]:
-    """Returns bags of the same features, `[R]` lists each, joined along their rows."""
+    """Joins bags of the same features, `[R]` lists each, along their rows."""
     return {name: pa.concat_arrays([part[name] for part in bags]) for name in bags[0]}

@@ -1,4 +1,4 @@
-"""Rows of shuffle windows, from row groups that are decoded once, dealt by their cost to steps and ranks."""
+"""Rows of shuffle windows: row groups are decoded once, and rows can be dealt by cost to steps and ranks."""
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
@@ -10,18 +10,18 @@ import numpy as np
 from trainer.batches.rows import Rows
 from trainer.config.data import BalanceConfig, EvenStepsConfig
 from trainer.data.dataset import RowGroup
-from trainer.data.order import RowSlice, ShuffleWindow
+from trainer.data.epoch_order import RowSlice, ShuffleWindow
 
 Decode = Callable[[RowSlice, np.ndarray | None], Rows]
 """Decodes a slice of a row group, in an order; None for the order of the file."""
 
 
 class WindowRows:
-    """Decodes the rows of shuffle windows. Threads may ask for different windows at once.
+    """Decodes the rows of shuffle windows; safe for several threads with different windows.
 
     Args:
-        windows: All windows that will be asked for, each once.
-        decode: Decodes row groups that only one window needs.
+        windows: All windows that will be decoded, each once.
+        decode: Decodes row groups that a single window needs.
         decode_shared: Decodes row groups that several windows need, while the other windows wait.
     """
 
@@ -30,7 +30,7 @@ class WindowRows:
         self._shared = shared((one for window in windows for one in window.row_slices), decode_shared)
 
     def __call__(self, window: ShuffleWindow, order: np.ndarray | None = None) -> Rows:
-        """Returns the rows of a window, in an order; None for the order of the files."""
+        """Returns the rows of a window in the given order; None for the order of the files."""
         if len(window.row_slices) == 1 and window.row_slices[0].group not in self._shared:
             return self._decode(window.row_slices[0], order)
         rows = Rows.join([self._rows(one) for one in window.row_slices])
@@ -43,11 +43,11 @@ class WindowRows:
 
 @dataclass
 class SharedRows:
-    """Rows of a row group for slices of several windows: decoded once, and kept until the last slice is taken.
+    """A row group that several windows need: decoded once, and kept until the last slice is taken.
 
     Attributes:
-        whole: From the beginning of the first slice to the end of the last.
-        uses: Windows that still need a slice.
+        whole: The rows from the beginning of the first slice to the end of the last.
+        uses: Number of windows that still need a slice.
         decode: Decodes the whole.
     """
 
@@ -55,10 +55,10 @@ class SharedRows:
     uses: int
     decode: Decode
     _rows: Rows | None = None
-    _lock: Lock = field(default_factory=Lock)  # threads read lanes, and two may need the same row group
+    _lock: Lock = field(default_factory=Lock)  # two lanes, and so two threads, may need the same row group
 
     def take(self, row_slice: RowSlice) -> Rows:
-        """Returns a slice; the first decodes the whole."""
+        """Returns a slice; the first call decodes the whole."""
         with self._lock:
             rows = self.decode(self.whole, None) if self._rows is None else self._rows
             self.uses -= 1
@@ -67,8 +67,8 @@ class SharedRows:
 
 
 def shared(slices: Iterable[RowSlice], decode: Decode) -> dict[RowGroup, SharedRows]:
-    """Returns the rows to share, for each row group that occurs more than once."""
-    # Counting uses replaced two caches by size, which could not know the last use of a row group.
+    """Returns the row groups that occur in more than one slice, to be shared."""
+    # Uses are counted in advance, because a cache limited by size cannot know the last use of a row group.
     by_group: dict[RowGroup, list[RowSlice]] = {}
     for one in slices:
         by_group.setdefault(one.group, []).append(one)
@@ -90,11 +90,11 @@ def costs(rows: Rows, config: BalanceConfig | EvenStepsConfig) -> np.ndarray:
 
 
 def dealt(costs: np.ndarray, ranks: int) -> np.ndarray:
-    """Returns the samples of each rank in their order, `[ranks, R / ranks]`.
+    """Deals samples to ranks with about equal costs; returns the samples of each rank, `[ranks, R / ranks]`.
 
-    The dearest sample that is left goes to the rank whose samples cost least so far, of those that lack samples. Of 64
-    samples with lengths up to 2,000 on four ranks, the fullest rank has 0.2 % more than the mean; it has 20 % more
-    where each takes the samples of its lanes.
+    The most expensive sample that is left goes to the rank with the lowest cost so far among ranks that lack samples.
+    For 64 samples with lengths up to 2,000 on four ranks, the highest cost is 0.2 % above the mean; it is 20 % above
+    the mean if each rank takes the samples of its lanes.
     """
     each = len(costs) // ranks
     hands: list[list[int]] = [[] for _ in range(ranks)]
@@ -108,24 +108,26 @@ def dealt(costs: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def dealt_to_steps(order: np.ndarray, costs: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns the rows step after step, those of each step in the order in which they came, `[R]`.
+    """Deals rows to steps so that their costs are about equal; returns the rows step after step, `[R]`.
 
-    In each turn every step takes one of the dearest rows that are left, the dearer the less its rows cost so far. So
-    two steps of a size differ by the dearest row at most. Of a window of 512 rows with lengths up to 2,000, the dearest
-    step of 8 rows has 0.6 % more than the mean; it has 94 % more where each takes the next ones. Checkpoints hold no
-    rows, so this order may never change.
+    In each turn every step takes one of the most expensive rows that are left; the lower the step's cost so far, the
+    more expensive the row. So two steps of the same size differ at most by the most expensive row. For a window of 512
+    rows with lengths up to 2,000, the highest cost of a step of 8 rows is 0.6 % above the mean; it is 94 % above the
+    mean without dealing. Within a step, rows keep their order.
+
+    This order may never change: checkpoints hold a step and no rows, so a resumed run would repeat or miss samples.
 
     Args:
         order: The rows in a random order, `[R]`.
         costs: The cost of each row, `[R]`.
-        sizes: The rows of each step, `[S]`. The first and the last may have fewer than the others, and miss turns.
+        sizes: The number of rows of each step, `[S]`. The first and the last may have fewer rows, and miss turns.
     """
     dearest_first, most = np.argsort(-costs[order], kind="stable"), int(sizes.max())
     takes = np.diff(np.arange(most + 1)[:, None] * sizes // most, axis=0).astype(bool)
     step_of, spent, at = np.empty(len(order), np.int64), np.zeros(len(sizes)), 0
     for turn in takes:
         steps = np.flatnonzero(turn)
-        # By chance where they spent the same; else the first step of a window would always have its dearest row.
+        # Ties are broken by chance; otherwise the first step of a window would always get its most expensive row.
         steps = steps[np.lexsort((order[steps], spent[steps] / sizes[steps]))]
         places = dearest_first[at : at + len(steps)]
         step_of[places] = steps

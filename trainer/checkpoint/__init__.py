@@ -1,4 +1,4 @@
-"""Checkpoints: storing, staging, restoring, retention.
+"""Checkpoints: staging, saving, verifying, restoring and deleting them.
 
 Uses metrics, optim, models, config and core.
 """

@@ -1,4 +1,4 @@
-"""Finds the checkpoint for a later command: the newest, the best, or the checkpoint of a step."""
+"""Finds the checkpoint that a later command works on: the newest, the best, or the checkpoint of a step."""
 
 import re
 
@@ -13,10 +13,10 @@ BEST = "best"
 
 
 def check_choice(key: str, choice: str) -> None:
-    """Refuses a word that names no checkpoint.
+    """Refuses a choice that is neither newest, best nor the number of a step.
 
     Raises:
-        InputError: The message names the key and what is allowed.
+        InputError: The choice is none of these. The message names the key and what is allowed.
     """
     if choice not in (NEWEST, BEST) and not re.fullmatch(r"[1-9]\d*", choice):
         raise InputError(f"{key} is '{choice}'; allowed: {NEWEST}, {BEST}, or the number of a step")
@@ -25,17 +25,17 @@ def check_choice(key: str, choice: str) -> None:
 def find_checkpoint(
     run: RunDirectory, run_key: str, choice: str, key: str, find: FindDamage | None = None
 ) -> Checkpoint:
-    """Returns a committed checkpoint of a run that is not damaged.
+    """Finds a committed checkpoint of a run and verifies it.
 
     Args:
         run: The run directory.
-        run_key: The flag or key that named it.
-        choice: newest, best by the run's own checkpoint.keep.best, or the number of a step.
+        run_key: The flag or key that named the run.
+        choice: newest, best (by checkpoint.keep.best of the run), or the number of a step.
         key: The flag or key that gave the choice.
         find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
-        InputError: There is no such checkpoint.
+        InputError: There is no such checkpoint, or it is damaged.
     """
     check_choice(key, choice)
     checkpoints = Checkpoints(run)
@@ -50,12 +50,12 @@ def find_checkpoint(
 
 
 def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str, find: FindDamage | None = None) -> Checkpoint:
-    """Returns the checkpoint of a step.
+    """Finds the checkpoint of a step and verifies it.
 
     Args:
         checkpoints: The checkpoints of the run.
         step: The step.
-        given: The flag or key that asked for it, `KEY is VALUE`.
+        given: The flag or key that names the step, as `KEY is VALUE`.
         find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
@@ -73,11 +73,11 @@ def checkpoint_of_step(checkpoints: Checkpoints, step: int, given: str, find: Fi
 def best_checkpoint(
     checkpoints: Checkpoints, metric: str, evaluations: Evaluations, find: FindDamage | None = None
 ) -> Checkpoint | None:
-    """Returns the best checkpoint that is not damaged; None if no checkpoint was evaluated.
+    """Finds the best checkpoint that is not damaged; None if no checkpoint was evaluated.
 
     Args:
         checkpoints: The checkpoints of the run.
-        metric: The metric of data.validation to go by.
+        metric: The metric on data.validation to compare.
         evaluations: The evaluations of the run.
         find: Verifies files. Unset: `find_damage`, on this rank alone.
     """

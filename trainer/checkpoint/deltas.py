@@ -1,9 +1,9 @@
-"""Deltas: checkpoints that hold, of tables and their state, only the rows that changed since the checkpoint before.
+"""Deltas: checkpoints that hold only those rows of tables and their state that changed since the checkpoint before.
 
-Everything else is whole in a delta, under its usual name. The changed rows of NAME's local shard that begins at row R
-and column C are two tensors:
+All other tensors are whole in a delta, under their usual names. The changed rows of a local shard of NAME, which begins
+at row R and column C, are two tensors:
 
-`delta.NAME@R,C.rows`      their numbers in the shard, ascending, `[N]` int32; or a bit for each row, if that is less
+`delta.NAME@R,C.rows`      their numbers in the shard, ascending, `[N]` int32, or a bit for each row if that is smaller
 `delta.NAME@R,C.values`    their values, `[N, columns of the shard]`, or `[N]`
 """
 
@@ -19,23 +19,23 @@ from torch.distributed.checkpoint.metadata import Metadata
 from trainer.checkpoint.io import DirectoryReader, StoredRows
 
 ROWS, VALUES = "rows", "values"
-BLOCK_BYTES = 1 << 24  # of rows, compared at once
+BLOCK_BYTES = 1 << 24  # size of the blocks in which rows are compared
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 NAME = re.compile(rf"delta\.(.+)@(\d+),(\d+)\.({ROWS}|{VALUES})")
 
 
 def name_of_changes(name: str, offsets: list[int], part: str) -> str:
-    """Returns the name of the numbers or the values of changed rows, by the offsets of their local shard."""
+    """Returns the name of the tensor with numbers or values of changed rows, by the offsets of their local shard."""
     first, column = [*offsets, 0][:2]
     return f"delta.{name}@{first},{column}.{part}"
 
 
 def packed(rows: Tensor, of: int) -> Tensor:
-    """Returns numbers of rows, `[N]` int64, in the fewest bytes.
+    """Packs the numbers of rows, `[N]` int64, in as few bytes as possible.
 
     Args:
         rows: The numbers, ascending.
-        of: Rows of the shard.
+        of: Number of rows in the shard.
     """
     assert of <= torch.iinfo(torch.int32).max, of
     if 32 * len(rows) <= of:
@@ -46,16 +46,16 @@ def packed(rows: Tensor, of: int) -> Tensor:
 
 
 def unpacked(rows: Tensor) -> Tensor:
-    """Returns the numbers of rows that `packed` has packed."""
+    """Reverses `packed`."""
     return torch.from_numpy(np.unpackbits(rows.numpy()).nonzero()[0]) if rows.dtype == torch.uint8 else rows.long()
 
 
 def rows_differ(before: Tensor, now: Tensor) -> Tensor:
-    """Returns whether each row, `[R, C]` or `[R]`, differs in any bit: NaN is equal to itself, and 0 is not -0."""
+    """Returns whether each row, `[R, C]` or `[R]`, differs in any bit: NaN equals itself, and 0 does not equal -0."""
     if now.dim() == 1:
         dtype = next(one for one in INTEGERS if one.itemsize == now.element_size())
         return before.view(dtype) != now.view(dtype)
-    # The fewer integers, the faster.
+    # Bytes are compared as integers, the widest that divide a row: fewer comparisons are faster.
     places = [size * one.element_size() for one in (before, now) for size in (one.storage_offset(), *one.stride()[:-1])]
     sizes = [now.shape[1] * now.element_size(), *places]
     dtype = next(one for one in INTEGERS if all(size % one.itemsize == 0 for size in sizes))
@@ -63,13 +63,13 @@ def rows_differ(before: Tensor, now: Tensor) -> Tensor:
 
 
 def is_of_changes(name: str) -> bool:
-    """Returns whether a tensor holds numbers or values of changed rows."""
+    """Returns whether a tensor in a checkpoint holds numbers or values of changed rows."""
     return NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """A local shard with changed rows: its tensor, and where it begins there."""
+    """A local shard with changed rows: the name of its tensor, and its offsets there."""
 
     name: str
     first: int
@@ -80,11 +80,11 @@ class _Shard:
 
 
 class ChangedRows:
-    """The changed rows in a delta.
+    """Reads the changed rows of a delta.
 
     Args:
-        reader: Reads its files.
-        metadata: Of its directory.
+        reader: Reads the delta's files.
+        metadata: DCP's metadata of the delta's directory.
     """
 
     def __init__(self, reader: DirectoryReader, metadata: Metadata) -> None:
@@ -101,9 +101,9 @@ class ChangedRows:
 
         Args:
             name: The tensor.
-            target: The part, `[R, C]` or `[R]`.
-            first: Its first row in the tensor.
-            column: Its first column there.
+            target: The part to overwrite, `[R, C]` or `[R]`.
+            first: First row of the part in the tensor.
+            column: First column of the part in the tensor.
         """
         for shard in self._shards.get(name, ()):
             numbers = self._numbers_of(shard)
@@ -122,7 +122,7 @@ class ChangedRows:
                 target[:, left - column : right - column].index_copy_(0, places, found.to(target.device))
 
     def _numbers_of(self, shard: _Shard) -> Tensor:
-        """Returns the changed rows of a local shard, as rows of the tensor."""
+        """Returns the numbers of a local shard's changed rows, counted in the whole tensor."""
         if shard not in self._numbers:
             name = shard.tensor(ROWS)
             self._numbers[shard] = unpacked(self._read(name, 0, self._stored.entries[name].size[0])) + shard.first

@@ -1,4 +1,8 @@
-"""Reader and writer of a checkpoint's tensors on any fsspec URL; the writer computes sizes and checksums."""
+"""Reads and writes the tensors of a checkpoint on any fsspec URL, and computes sizes and checksums while writing.
+
+These are the storage classes that torch.distributed.checkpoint (DCP) is given. Its own would cache listings, raise the
+errors of every cloud library, and read whole shards where a few rows are needed.
+"""
 
 import posixpath
 from collections.abc import Iterator
@@ -18,12 +22,12 @@ from trainer.checkpoint.store import FileEntry, add_to, entry_of
 from trainer.core.errors import InputError
 from trainer.core.storage import open_storage, os_errors
 
-BESIDE = "../"  # of a file in the directory of another checkpoint of the run
-BESIDE_BYTES = 1 << 18  # the checksum of fewer bytes is faster than passing them to another thread
+BESIDE = "../"  # prefix of the path of a file in another checkpoint of the run
+BESIDE_BYTES = 1 << 18  # from this size on, another thread computes the checksum while the bytes are written
 
 
 class DirectoryReader(FsspecReader):
-    """Reads the tensors in the directory of a checkpoint; failures of storage are StorageErrors.
+    """Reads the tensors in the directory of a checkpoint. Failures of storage are raised as StorageError.
 
     Args:
         url: The directory, on any fsspec URL.
@@ -36,33 +40,33 @@ class DirectoryReader(FsspecReader):
 
 
 class ChecksumWriter(FsspecWriter):
-    """Writes a distributed checkpoint, and keeps the size and CRC-32 of every file that this process wrote.
+    """Writes a distributed checkpoint, and records size and CRC-32 of every file that this process writes.
 
     Args:
         url: Directory to write to, on any fsspec URL.
 
     Attributes:
-        entries: Size and checksum by file name.
+        entries: Size and checksum of each file, by name.
     """
 
     def __init__(self, url: str) -> None:
         self.entries: dict[str, FileEntry] = {}
-        super().__init__(url, sync_files=False)  # torch syncs a file before its last bytes leave Python's buffer
+        super().__init__(url, sync_files=False)  # torch would sync before the last bytes leave Python's buffer
         self.fs: FileSystem = _ChecksumFileSystem(self.entries)  # pyrefly: ignore
         self.path = self.fs.init_path(url)
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
         """Writes this rank's tensors, without torch's own checksums.
 
-        A save with one checksum instead of two takes a third less time.
+        A save with a single checksum instead of two takes a third less time.
         """
-        # There is no such option for one write. torch adds `patch` to the module when it is imported.
+        # Torch has this option only for the whole process, so it is set around the write.
         with config.patch("save.compute_crc32", False):  # pyrefly: ignore
             return super().write_data(*args, **kwargs)
 
 
 def joined(directory: str, file: str) -> str:
-    """Returns the path of a file in a directory, or beside it: `../NAME/FILE`, which object stores do not know."""
+    """Joins a directory and a file name. Resolves `../NAME/FILE` by hand, because object stores have no `..`."""
     directory = directory.rstrip("/")
     if file.startswith(BESIDE):
         return f"{directory.rpartition('/')[0]}/{file.removeprefix(BESIDE)}"
@@ -70,7 +74,7 @@ def joined(directory: str, file: str) -> str:
 
 
 class _FileSystem(FileSystem):
-    """Torch's file system over ours: torch's own caches listings and raises the errors of every cloud library."""
+    """DCP's file system, on top of ours: torch's own caches listings and raises the errors of every cloud library."""
 
     def init_path(self, path: Any, **kwargs: Any) -> Any:
         self.fs: Any = open_storage(path)[0]
@@ -102,13 +106,13 @@ class _ChecksumFileSystem(_FileSystem):
             try:
                 yield stream
             except RuntimeError:
-                # After a failed write, torch still ends its archive, which fails with another error.
+                # After a failed write, torch still ends its archive and fails with another error. The first is raised.
                 if stream.error:
                     raise stream.error from None
                 raise
 
     def rename(self, path: Any, new_path: Any) -> None:
-        if self.fs.is_object_store:  # fsspec's move would first look for directories of these names
+        if self.fs.is_object_store:  # fsspec's move would look for directories of these names first
             self.fs.cp_file(path, new_path)
             self.fs.rm_file(path)
         else:
@@ -117,11 +121,11 @@ class _ChecksumFileSystem(_FileSystem):
 
 
 class _ChecksumStream:
-    """A file that computes the size and checksum of the bytes written to it; of large writes, while they are written.
+    """A file that computes size and checksum of the bytes written to it, of large writes in another thread meanwhile.
 
     Attributes:
         entry: The size and checksum.
-        error: Why a write failed; None if no write failed.
+        error: The reason why a write failed; None if none failed.
     """
 
     def __init__(self, stream: Any, thread: ThreadPoolExecutor) -> None:
@@ -137,7 +141,7 @@ class _ChecksumStream:
         try:
             return self._write(data)
         finally:
-            added.result()  # torch uses the memory again after this
+            added.result()  # torch reuses the memory as soon as `write` returns
 
     def _write(self, data: Any) -> int:
         try:
@@ -155,19 +159,19 @@ class _ChecksumStream:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the values of a saved local shard begin: a file, and a byte of it."""
+    """Where the values of a saved local shard begin: a file, and an offset in bytes."""
 
     path: str
     begin: int
 
 
-# DCP reads a whole local shard even for a few rows, and the only shard of a table can exceed a host's memory.
+# For tools that need a few rows: DCP would read a whole local shard, and a table's only shard can exceed the memory.
 class StoredRows:
-    """The saved local shards of a checkpoint, a few rows at a time.
+    """Reads the saved local shards of a checkpoint a few rows at a time.
 
     Args:
-        reader: Reads its files.
-        metadata: Says where the shards are.
+        reader: Reads the checkpoint's files.
+        metadata: DCP's metadata, with the places of the shards.
 
     Attributes:
         entries: The metadata of each tensor, by name.
@@ -185,8 +189,8 @@ class StoredRows:
         """Returns rows of a local shard, counted from its first.
 
         Raises:
-            InputError: The checkpoint does not hold all of them.
-            StorageError: It cannot be read.
+            InputError: The checkpoint does not hold all of these rows.
+            StorageError: The checkpoint cannot be read.
         """
         place, shape = self._place(name, shard), (stop - start, *shard.sizes[1:])
         dtype = self.entries[name].properties.dtype
@@ -198,7 +202,7 @@ class StoredRows:
         return torch.frombuffer(content, dtype=dtype).view(shape)
 
     def incomplete(self, name: str) -> InputError:
-        """Returns the error of a tensor without all of its values."""
+        """Returns the error for a tensor whose values are not all in the checkpoint."""
         return InputError(
             f"checkpoint {self._url} is incomplete: it lacks values of '{name}'; name the checkpoint before it"
         )
@@ -208,7 +212,7 @@ class StoredRows:
         if index not in self._places:
             stored = self._stored[index]
             path = joined(self._path, stored.relative_path)
-            # A fake tensor has no values, but knows where they are.
+            # Loaded as fake tensors: they have no values, but know where in the file these are.
             with self._fs.open(path, "rb") as file, FakeTensorMode():
                 saved = torch.load(self._reader._slice_file(file, stored), weights_only=True)
             assert saved.size() == shard.sizes, f"{name}: {saved.size()}"

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint with torch.distributed.checkpoint; a delta as if it were whole."""
+"""Reads the tensors of a checkpoint with torch.distributed.checkpoint (DCP); reads a delta as if it were whole."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,13 +14,13 @@ from trainer.checkpoint.store import links_of
 
 
 class CheckpointReader(DirectoryReader):
-    """Reads a checkpoint; failures of storage are StorageErrors.
+    """Reads a checkpoint. Failures of storage are raised as StorageError.
 
-    Of a delta, a tensor is read where it is whole, in the newest directory of the chain that has it, and then the
-    changed rows of all later deltas are written over it.
+    A delta is read in two passes: each tensor from the newest directory of the chain that has it whole, and then the
+    changed rows of all later deltas over it.
 
     Args:
-        url: Its directory, on any fsspec URL.
+        url: Directory of the checkpoint, on any fsspec URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -29,7 +29,7 @@ class CheckpointReader(DirectoryReader):
         self._metadata: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns where all tensors of the checkpoint are; reads it once, as 100,000 shards take 3 seconds."""
+        """Returns DCP's metadata: the places of all tensors. Reads it only once: 100,000 shards take 3 seconds."""
         if self._metadata is None:
             self._metadata = self._read_metadata(super().read_metadata(*args, **kwargs))
         return self._metadata
@@ -54,7 +54,7 @@ class CheckpointReader(DirectoryReader):
         return replace(newest, state_dict_metadata=entries, storage_data=stored)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what the plan says, and writes the changed rows over it."""
+        """Reads the tensors of the plan, and writes the changed rows over them."""
         done = super().read_data(plan, planner)
         if self._changes:
             for item in plan.items:
@@ -66,10 +66,10 @@ class CheckpointReader(DirectoryReader):
         return done
 
     def apply_changes(self, name: str, target: Tensor, first: int, column: int = 0) -> None:
-        """Writes the changed rows of the deltas over a part of a tensor, `[R, C]` or `[R]`, that begins there."""
+        """Writes the deltas' changed rows over a part of a tensor, `[R, C]` or `[R]`, which begins at these offsets."""
         for changes in self._changes:
             changes.apply(name, target, first, column)
 
     def _saved_name(self, name: str) -> str:
-        """Returns the name in the checkpoint of a tensor that is read under a name."""
+        """Returns the name in the checkpoint of a tensor, which subclasses may read under another name."""
         return name

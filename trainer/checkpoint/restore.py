@@ -1,4 +1,8 @@
-"""Fills tensors from a checkpoint, whatever its plan and number of ranks, and verifies that every value was filled."""
+"""Fills tensors from a checkpoint of any plan and number of ranks, and verifies that every value was filled.
+
+`restore` is for the run's own checkpoint, `fill` for any selection of tensors. DCP reshards all tensors but one kind:
+row-wise optimizer state, whose size depends on the plan. The second half of this file handles it.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -40,10 +44,10 @@ def restore(
 
     Args:
         checkpoint: The checkpoint.
-        tensors: This rank's tensors; the dense optimizers' state is zero.
+        tensors: This rank's tensors; state of dense optimizers must be zero.
         context: This process among the ranks that restore together.
-        partial: Whether the checkpoint may hold more tensors, for example if only the weights are wanted.
-        grown: Whether tables may have more rows than were saved; those stay as they are.
+        partial: Whether the checkpoint may hold more tensors, for example when only weights are restored.
+        grown: Whether tables may have more rows than were saved; the additional rows stay as they are.
 
     Raises:
         InputError: The checkpoint lacks a tensor or values of it, or holds an unexpected tensor.
@@ -62,7 +66,7 @@ def restore(
 
 
 def shapes_of(tensors: State, context: DistributedContext) -> Shapes:
-    """Returns the shapes of the whole tensors by name: on rank 0 of all ranks, on another rank of its own."""
+    """Returns the shapes of whole tensors by name: on rank 0 the tensors of all ranks, on other ranks their own."""
     shapes = {name: value.size() for name, value in tensors.items()}
     return {name: shape for part in gather_to_rank0(shapes, context) for name, shape in part.items()}
 
@@ -78,16 +82,16 @@ def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 
 
 def _state_before_first_step(saved: Shapes, wanted: Shapes) -> set[str]:
-    """Returns the state that a checkpoint lacks of dense weights that no step had updated, which is zero.
+    """Returns the names of optimizer state that a checkpoint lacks because no step had updated the weights; it is zero.
 
-    Checkpoints of version 0.1.0 lack it: torch's optimizers have no state of a weight before its first step.
+    Checkpoints of version 0.1.0 lack it: torch's optimizers make the state of a weight at its first step.
     """
     stateful = {_weight_of(name) for name in saved}
     return {name for name in wanted if name.startswith("dense.") and _weight_of(name) not in stateful}
 
 
 def _weight_of(name: str) -> str:
-    return name.rpartition(".")[0]  # `dense.NAME` of `dense.NAME.SLOT`
+    return name.rpartition(".")[0]  # `dense.NAME.SLOT` without SLOT
 
 
 def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool, grown: bool) -> None:
@@ -101,7 +105,7 @@ def _check_same(url: str, saved: Shapes, wanted: Shapes, partial: bool, grown: b
             f"'{unexpected[0]}'"
         )
     for name, shape in sorted(wanted.items()):
-        # Its size depends on the plan of the run that saved it; `fill` reshards it.
+        # The size of row-wise state depends on the plan of the run that saved it; `fill` reshards it.
         rowwise = is_rowwise_state(name, shape) and is_rowwise_state(name, saved[name])
         has_more_rows = grown and is_by_row(name) and saved[name][1:] == shape[1:] and saved[name][0] < shape[0]
         if saved[name] != shape and not rowwise and not has_more_rows:
@@ -113,27 +117,27 @@ def fill(url: str, tensors: State, sources: dict[str, str], context: Distributed
 
     Args:
         url: The checkpoint's directory.
-        tensors: This rank's tensors. A table and its state may have more rows than were saved; those stay.
+        tensors: This rank's tensors. Tables and their state may have more rows than were saved; these rows stay.
         sources: The name in the checkpoint of each tensor to fill.
         context: This process among the ranks that restore together.
 
     Raises:
-        InputError: The checkpoint does not hold all of a tensor; the message names it.
+        InputError: The checkpoint does not hold all values of a tensor. The message names it.
         StorageError: The checkpoint cannot be read.
     """
     reader = _RenamingReader(url, sources)
     saved = _entries(reader.read_metadata())
     wanted = {name: value for name, value in tensors.items() if name in sources}
     resharded = _changed_column_shards(wanted, saved)
-    # Loaded whole by every rank: one value per row is little beside the table.
+    # Every rank loads this state whole: a value per row is little beside a row of the table.
     whole = {name: torch.empty(saved[name].size, dtype=saved[name].properties.dtype) for name in resharded}
     direct = {name: value for name, value in wanted.items() if name not in resharded}
     reader.sizes = {name: value.size() for name, value in direct.items()}
     planner = _CountingPlanner()
     try:
-        is_alone = context.world_size == 1  # and has nobody to ask, as in `gather_to_all`
+        is_alone = context.world_size == 1  # collectives are needless, as in `gather_to_all`
         dcp.load(direct | whole, storage_reader=reader, planner=planner, no_dist=is_alone)
-    except CheckpointException as failure:  # raised on every rank if one fails; no Exception, but a BaseException
+    except CheckpointException as failure:  # raised on every rank if any rank fails; a BaseException, not an Exception
         rank, (error, _) = min(failure.failures.items())
         unreadable = StorageError(f"checkpoint {url} cannot be read: rank {rank}: {error}")
         broadcast_from_rank0(context, lambda: _raise(unreadable))
@@ -147,8 +151,8 @@ class ColumnShards:
     """The column shards of a table.
 
     Attributes:
-        rows: Rows of the table.
-        widths: Columns of every shard, from left to right.
+        rows: Number of rows of the table.
+        widths: Number of columns of each shard, from left to right.
     """
 
     rows: int
@@ -156,7 +160,7 @@ class ColumnShards:
 
     @classmethod
     def of_table(cls, table: Tensor) -> Self:
-        """Returns the column shards of a table of this model."""
+        """Returns the column shards of a table in the model."""
         if not isinstance(table, ShardedTensor):
             return cls(table.size(0), (table.size(1),))
         shards = table.metadata().shards_metadata
@@ -174,10 +178,10 @@ def _widths(parts: list[tuple[list[int] | torch.Size, list[int] | torch.Size]]) 
 
 
 def is_rowwise_state(name: str, shape: torch.Size) -> bool:
-    """Returns whether a tensor is row-wise state of a table: one value per row in each of its column shards.
+    """Returns whether a tensor is row-wise state of a table, with a value per row in each of its column shards.
 
-    TorchRec lays this state out as `[column shards * rows]`, from left to right. So its size depends on the plan, and
-    DCP alone cannot reshard it ("Size mismatch between saved [203] and current [406]").
+    TorchRec lays this state out as `[column shards * rows]`, from left to right. Its size therefore depends on the
+    plan, and DCP cannot reshard it ("Size mismatch between saved [203] and current [406]").
     """
     return name.startswith(("table.", "ema_touched.")) and len(shape) == 1
 
@@ -185,16 +189,16 @@ def is_rowwise_state(name: str, shape: torch.Size) -> bool:
 def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards, rows: int) -> None:
     """Fills row-wise state that was saved under other column shards, or for fewer rows.
 
-    Each shard keeps the mean over its own columns. The mean over the shards, weighted by their widths, is the value of
-    the whole row, and fills each of the new shards.
+    The value of a shard is a mean over the shard's columns. So the mean over the shards, weighted by their widths, is
+    the value of the whole row. It fills all new shards.
 
     Args:
-        value: The state to fill, `[column shards * rows]`; values of rows that were not saved stay.
+        value: The state to fill, `[column shards * rows]`; rows that were not saved keep their values.
         saved: The saved state, `[saved column shards * saved rows]`.
         saved_shards: The column shards of the saved table.
-        rows: Rows of the table now.
+        rows: Number of rows of the table in the model.
     """
-    # In float64 the mean of equal values is that value: 4 shards and back to 1 change no bit.
+    # In float64 the mean of equal values is exact: going from 1 shard to 4 and back changes no bit.
     widths = torch.tensor(saved_shards.widths, dtype=torch.float64)
     per_row = widths @ saved.view(len(widths), saved_shards.rows).double() / widths.sum()
     for shard, offsets in placed_shards(value):
@@ -206,8 +210,9 @@ def write_rowwise_state(value: Tensor, saved: Tensor, saved_shards: ColumnShards
 def _changed_column_shards(
     tensors: State, saved: dict[str, TensorStorageMetadata]
 ) -> dict[str, tuple[ColumnShards, ColumnShards]]:
-    """Returns the row-wise states whose table had other column shards or fewer rows, each with both column shards."""
-    tables = {table_of(name): name for name in tensors if is_table(name)}  # or its average, which has the same shards
+    """Returns the row-wise state to reshard, by name, with the column shards then and now."""
+    # By table: the name of its weights or of their average, which has the same shards.
+    tables = {table_of(name): name for name in tensors if is_table(name)}
     states = {name: tables[table_of(name)] for name, value in tensors.items() if is_rowwise_state(name, value.size())}
     shards = {
         name: (ColumnShards.of_saved(saved[table]), ColumnShards.of_table(tensors[table]))
@@ -219,14 +224,14 @@ def _changed_column_shards(
 class _RenamingReader(CheckpointReader):
     """Reads a checkpoint as if its tensors had other names and sizes.
 
-    DCP maps no names, and refuses a tensor whose size differs from the saved one, even with `allow_partial_load`.
+    DCP cannot map names, and refuses a tensor of another size than the saved tensor, even with `allow_partial_load`.
 
     Args:
-        url: Its directory.
+        url: Directory of the checkpoint.
         sources: The name in the checkpoint of each tensor to read.
 
     Attributes:
-        sizes: The sizes to report, by name. Rows that were not saved are not read.
+        sizes: The sizes to pretend, by name. Rows that were not saved are not read.
     """
 
     def __init__(self, url: str, sources: dict[str, str]) -> None:
@@ -258,17 +263,17 @@ class _RenamingReader(CheckpointReader):
 
 
 class _CountingPlanner(DefaultLoadPlanner):
-    """Counts the values that it loads.
+    """A load planner that counts the values it loads.
 
-    DCP loads the overlap of saved and local shards, and leaves the values outside it as they are without an error.
+    DCP loads the overlap of saved and local shards. It leaves values outside the overlap as they are, without an error.
 
     Attributes:
-        filled: Values loaded, by name.
+        filled: Number of loaded values, by name.
     """
 
     def __init__(self) -> None:
-        # Flattened, a rank without a shard of a table, which lacks the name of its state, would pass for a reader of
-        # DCP's format before 2.4 and fail on other names.
+        # A rank without a shard of a table lacks the name of the table's state. With flattened names DCP would take
+        # such a rank for a reader of its format before 2.4, and fail on other names.
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.filled: dict[str, int] = defaultdict(int)
 
@@ -300,7 +305,7 @@ def _raise(error: Exception) -> None:
 
 
 def _saved_values(shard: Tensor, offsets: list[int], saved: torch.Size) -> int:
-    """Returns how many values of a local shard were saved; the saved tensor can have fewer rows."""
+    """Returns how many values of a local shard were saved; the table can have grown since."""
     if not shard.dim():
         return 1
     rows = max(0, min(len(shard), saved[0] - offsets[0]))

@@ -1,4 +1,4 @@
-"""Retention: decides which checkpoints are kept."""
+"""Retention: decides which checkpoints are kept. Pure functions of steps and evaluations; `saver.py` deletes."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def expired(
     ends: Mapping[int, str],
     predecessors: Mapping[int, int | None],
 ) -> list[int]:
-    """Returns the steps whose checkpoints no rule keeps, in order.
+    """Returns the steps of the checkpoints that no rule keeps, in order.
 
     Args:
         keep: The rules.
@@ -42,7 +42,7 @@ def reasons_to_keep(
     ends: Mapping[int, str],
     predecessors: Mapping[int, int | None],
 ) -> dict[int, list[str]]:
-    """Returns the reasons to keep each step's checkpoint; one without a reason has expired.
+    """Returns the reasons to keep the checkpoint of each step; a checkpoint without a reason has expired.
 
     Args:
         keep: The rules.
@@ -51,7 +51,7 @@ def reasons_to_keep(
         ends: The names of what ends with a checkpoint, by its step, in order.
         predecessors: The step that each checkpoint is a delta on, by its own; None for a whole one.
     """
-    # Sets: a run that keeps all of 10,000 checkpoints looked 10,000 times through as many steps.
+    # Sets, not lists: a run that keeps 10,000 checkpoints would search 10,000 times among as many steps.
     newest = {*steps[-keep.newest :]}
     newest_ends = {*[*ends][-keep.segments :]} if keep.segments else set()
     best = best_step(keep.best, scores(keep.best, steps, evaluations)) if keep.best else None
@@ -70,7 +70,7 @@ def reasons_to_keep(
 
 
 def named_ends(checkpoints: Checkpoints, steps: list[int]) -> dict[int, str]:
-    """Returns the names of what ends with a checkpoint, by its step.
+    """Returns the names of the segments, such as days, that end with a checkpoint, by the checkpoint's step.
 
     Args:
         checkpoints: The checkpoints of the run.
@@ -78,26 +78,26 @@ def named_ends(checkpoints: Checkpoints, steps: list[int]) -> dict[int, str]:
     """
     ends = {}
     for step in steps:
-        with suppress(ValueError, KeyError, DamagedError):  # it is damaged, or was just deleted
+        with suppress(ValueError, KeyError, DamagedError):  # the checkpoint is damaged, or was just deleted
             if (name := checkpoints.end_at(step)) is not None:
                 ends[step] = name
     return ends
 
 
 def scores(metric: str, steps: list[int], evaluations: Evaluations) -> dict[int, float]:
-    """Returns the values of a metric of data.validation by step, where it is defined."""
+    """Returns the values of a metric on data.validation by step, where it is defined."""
     name = result_name(metric)
     found = {line["step"]: line[name] for line in evaluations if line["split"] == "validation" and name in line}
-    # NaN, such as the AUC of one class, compares as neither better nor worse.
+    # NaN, such as the AUC of a single class, is neither better nor worse than a number.
     return {step: found[step] for step in steps if step in found and not math.isnan(found[step])}
 
 
 def best_step(metric: str, scores: dict[int, float]) -> int | None:
-    """Returns the step with the best score; None without scores, or if neither direction is better."""
+    """Returns the step with the best score; None without scores, or if the metric has no better direction."""
     return next(iter(ranking(metric, scores)), None)
 
 
 def ranking(metric: str, scores: dict[int, float]) -> list[int]:
-    """Returns the steps with a score, best first, earlier first among equals; none if neither direction is better."""
+    """Returns the steps with a score, best first and earlier first among equals; empty if no direction is better."""
     higher = higher_is_better(metric)
     return [] if higher is None else sorted(scores, key=lambda step: scores[step], reverse=higher)

@@ -1,4 +1,8 @@
-"""Saves checkpoints: stages the state in memory, from which it is written while training goes on."""
+"""Saves checkpoints: copies the state to memory, and writes the copy in the background while training continues.
+
+`Staging` makes the copy and finds the rows that changed. `Saver` writes it in a thread with a process group of its own,
+so that its collectives and those of training cannot meet. Training waits for the copy only.
+"""
 
 import json
 import time
@@ -36,27 +40,26 @@ from trainer.core.distributed import (
 from trainer.core.outcome import SAVED_WORD, write_outcome
 from trainer.core.secrets import without_secrets
 
-# Retries after 1, 2 and 4 seconds, for brief failures. An outage is left to the next save: retries hold the staged
-# copy, which the next save waits for. No jitter: every rank retries the same collective and must wait equally long.
+# Retries after 1, 2 and 4 seconds help with brief failures. An outage is left to the next save, because retries occupy
+# the staged copy, which the next save needs. No jitter: all ranks retry the same collective and must wait equally long.
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 1.0
-NO_RETRY_AFTER_SECONDS = 60.0  # the library of an object store has itself retried for 15 to 40 seconds before it fails
-MOST_IN_DELTAS = 0.5  # of the bytes of a whole checkpoint, in the deltas on it, before the next is whole
-PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry does not cure
+NO_RETRY_AFTER_SECONDS = 60.0  # libraries of object stores have retried for 15 to 40 seconds before they fail
+MOST_IN_DELTAS = 0.5  # largest size of the deltas in a chain, as a share of the whole checkpoint that they build on
+PERMANENT = {ENOSPC, EDQUOT, EACCES, EPERM, EROFS}  # errors that a retry cannot cure
 
 
-# DCP's async_save stages, too, but gives the copy away: a failed save could only be retried with later weights. Its
+# Why not DCP's async_save: it gives its copy away, so a failed save could only be retried with later weights. Its
 # default stager also allocates new memory for every save.
 class Staging:
-    """Copies tensors to CPU memory, the same memory for every save, and finds the rows that changed since.
+    """Copies tensors to the same CPU memory for every save, and finds the rows that changed since the last.
 
-    TorchRec's tracker of changed rows is not used: it counts rows that an evaluation looks up, and keeps all ids or
-    sorts them at each step. Marking rows at each step took 3.6 ms for 26 tables and a batch of 8,192. To compare with
-    the copy costs a step nothing, and misses no row, whatever changed it; a save waits two to four times as long as for
-    the copy.
+    Rows are compared with the copy. That costs a step nothing and misses no row, whatever changed it, but a save takes
+    two to four times as long as the copy alone. Marking rows at each step took 3.6 ms for 26 tables and a batch of
+    8,192. TorchRec's tracker of changed rows counts rows that an evaluation looks up, and keeps or sorts all ids.
 
     Attributes:
-        chain: The committed checkpoint whose state the copy is; None if there is none.
+        chain: The committed checkpoint whose state the copy holds; None if it holds no committed state.
     """
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class Staging:
 
     @torch.no_grad()
     def copy(self, tensors: State) -> State:
-        """Returns copies of a rank's tensors; the next call overwrites them.
+        """Returns copies of a rank's tensors. The next call overwrites the same memory.
 
         Args:
             tensors: This rank's tensors, whole or sharded.
@@ -78,10 +81,10 @@ class Staging:
 
     @torch.no_grad()
     def changes(self, tensors: State) -> State:
-        """Copies a rank's tensors, and returns the tensors of a delta on what the copy was before.
+        """Updates the copy of a rank's tensors, and returns the tensors of a delta on its previous state.
 
         Args:
-            tensors: The tensors that were copied before.
+            tensors: This rank's tensors, with the same names as before.
         """
         assert self._staged.keys() == tensors.keys(), "these are other tensors"
         found: State = {}
@@ -102,13 +105,13 @@ class Staging:
             staged.copy_(local_shard)
 
     def _pairs(self, name: str, value: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, list[int]]]]:
-        """Yields the copy of each local shard that has values, and the shard with its offsets."""
+        """Yields each local shard that has values, with its offsets, beside its copy."""
         placed = [(shard, offsets) for shard, offsets in placed_shards(value) if shard.numel()]
         return zip(local_shards_of(self._staged[name]), placed, strict=True)
 
 
 def _update(staged: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies the rows that differ, and returns their numbers, `[N]` int64, and values.
+    """Copies the rows that differ; returns their numbers, `[N]` int64, and their values.
 
     Args:
         staged: The copy, on the CPU.
@@ -131,7 +134,7 @@ def _empty_like(value: Tensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return torch.empty_like(value, device="cpu")
     metadata = deepcopy(value.metadata())
-    # A shard without rows begins where the next one does, and shards are identified by their offsets, here and in DCP.
+    # Shards without rows are left out. They have the offsets of the next shard, and offsets identify a shard.
     metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
     for shard in metadata.shards_metadata:
         assert shard.placement is not None
@@ -151,7 +154,7 @@ class SaveFailed(Exception):
 
     Args:
         error: The reason.
-        where: What the message begins with.
+        where: The beginning of the message.
 
     Attributes:
         permanent: Whether a retry would not help.
@@ -163,7 +166,7 @@ class SaveFailed(Exception):
 
 
 class LeftGroup(Exception):
-    """This rank has left its process group, as it ends, while a save was written in the background."""
+    """This rank ended and left its process group while a save was written in the background."""
 
 
 class Saver:
@@ -171,17 +174,17 @@ class Saver:
 
     Args:
         checkpoints: The checkpoints of the run.
-        config: When to save, and which checkpoints to keep.
+        config: When to save and which checkpoints to keep.
         context: This process among the ranks that save together.
-        saved_step: Steps done in the checkpoint that training resumes from; 0 without a checkpoint.
+        saved_step: Step of the checkpoint that training resumes from; 0 without a checkpoint.
         log: Prints a line on rank 0.
         evaluations: Returns the evaluations so far, on rank 0, to find the best checkpoint.
         check_lock: Raises a StorageError if another job writes to the run.
-        staging: The copy of the state, which a job keeps from one saver to the next.
+        staging: The copy of the state; a job keeps it when it opens another saver.
 
     Attributes:
-        saved_step: Steps done in the newest committed checkpoint that `wait` has seen.
-        save_seconds: Time of the longest save.
+        saved_step: Step of the newest committed checkpoint that `wait` has seen.
+        save_seconds: Duration of the longest save.
     """
 
     def __init__(
@@ -199,7 +202,8 @@ class Saver:
         self._log, self._evaluations, self._check_lock = log, evaluations, check_lock
         self.saved_step, self.save_seconds = saved_step, 0.0
         self._staging, self._group = staging, background_group(context)
-        # A thread: DCP's saver in a process takes 3 seconds to start, and hangs if the main module cannot be imported.
+        # A thread, because DCP's saver in a process takes 3 seconds to start and hangs if it cannot import the main
+        # module.
         self._background = ThreadPoolExecutor(1, "save")
         self._pending: Future[int | None] | None = None
         self._last_start = time.monotonic()
@@ -215,28 +219,30 @@ class Saver:
         return self._pending is not None and not self._pending.done()
 
     def due(self, step: int) -> bool:
-        """Returns whether to save after a step because of its number."""
+        """Returns whether a save is due after a step, by the number of the step."""
         return self._config.every_steps > 0 and step % self._config.every_steps == 0
 
     def overdue(self) -> bool:
-        """Returns whether to save because of the time; only rank 0's clock counts."""
+        """Returns whether a save is due by the time since the last; only rank 0's clock counts."""
         minutes = self._config.every_minutes
         return self._context.is_rank0 and minutes > 0 and time.monotonic() - self._last_start >= 60 * minutes
 
     def save(self, step: int, tensors: State, train_state: dict[str, Any], texts: dict[str, str]) -> None:
-        """Saves in the background; waits for the save before it, and for the copy of the state.
+        """Waits for the save before, copies the state, and writes the copy in the background.
 
         Args:
             step: Steps done.
             tensors: This rank's tensors, by names that do not depend on the plan.
-            train_state: The rest of the state that later steps depend on; the same on every rank, JSON-able.
+            train_state: All other state that later steps depend on; the same on every rank, and fit for JSON.
             texts: Contents of small files beside the tensors, by name.
         """
         self.wait()
         self._last_start = time.monotonic()
         chain = self._chain_to_continue(step)
         staged = self._staging.changes(tensors) if chain else self._staging.copy(tensors)
-        self._staging.chain = None  # the copy is of no checkpoint until this one is committed
+        # Until this save is committed, no checkpoint has the state of the copy. If it fails, the next save finds no
+        # chain here and is whole.
+        self._staging.chain = None
         texts = {**texts, STATE: json.dumps({"step": step, **train_state}, indent=2)}
         self._pending = self._background.submit(self._save, step, staged, texts, chain)
         if not self._config.asynchronous:
@@ -249,22 +255,22 @@ class Saver:
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the save in the background, and ends its thread and its group, as a job may have many savers."""
+        """Waits for the save in the background and ends its thread and group, because a job can open many savers."""
         self.wait()
         self._background.shutdown()
-        with suppress(ValueError):  # it is gone already where the job ends in the middle of a save
+        with suppress(ValueError):  # gone already if the job ends in the middle of a save
             dist.destroy_process_group(self._group)
 
     def _chain_to_continue(self, step: int) -> Chain | None:
-        """Returns what the checkpoint of a step is a delta on; None if it is a whole one."""
+        """Returns the chain that the checkpoint of a step can continue as a delta; None if it must be whole."""
         chain = self._staging.chain
-        if chain is None or chain.step == step:  # a checkpoint that is replaced cannot be built on
+        if chain is None or chain.step == step:  # this save replaces that checkpoint, so it cannot build on it
             return None
         is_long = chain.deltas + 1 >= self._config.full_every
         return None if is_long or chain.delta_bytes > MOST_IN_DELTAS * chain.whole_bytes else chain
 
     def _save(self, step: int, staged: State, texts: dict[str, str], chain: Chain | None) -> int | None:
-        """Returns the step, or None if it could not be saved, which is logged."""
+        """Writes and commits a checkpoint; returns the step, or None if it could not be saved, which is logged."""
         started = time.monotonic()
         try:
             for attempt in self._attempts(step):
@@ -294,14 +300,16 @@ class Saver:
         )
 
     def _write(self, step: int, staged: State, texts: dict[str, str], chain: Chain | None, started: float) -> Chain:
-        """Returns the chain that the checkpoint ends, once it is committed."""
+        """Tries once to write and commit a checkpoint; returns its chain."""
         self._on_rank0(lambda: self._checkpoints.begin(step))
         try:
             entries = self._write_tensors(self._checkpoints.url(step), staged)
             self._on_rank0(lambda: self._commit(step, entries, texts, chain))
         except SaveFailed as failed:
-            self._try_on_rank0(lambda: self._checkpoints.remove(step))  # on a full disk, space for the next save
-            # Rank 0's clock decides, so that all ranks retry or none.
+            self._try_on_rank0(
+                lambda: self._checkpoints.remove(step)
+            )  # frees space for the next save if the disk is full
+            # Rank 0's clock decides, so that either all ranks retry or none does.
             failed.permanent |= broadcast_from_rank0(
                 self._context, lambda: time.monotonic() - started > NO_RETRY_AFTER_SECONDS, self._group
             )
@@ -313,25 +321,25 @@ class Saver:
 
     def _write_tensors(self, url: str, staged: State) -> dict[str, FileEntry]:
         writer = ChecksumWriter(url)
-        # Names are flat already, and a reader without shards of a table must find them as they are.
+        # The names are flat already. Readers look for them unchanged, even on ranks without shards of a table.
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            is_alone = self._context.world_size == 1  # and has nobody to ask, as in `gather_to_all`
+            is_alone = self._context.world_size == 1  # collectives are needless, as in `gather_to_all`
             dcp.save(staged, storage_writer=writer, planner=planner, process_group=self._group, no_dist=is_alone)
-        except CheckpointException as failure:  # raised on every rank if one fails
+        except CheckpointException as failure:  # raised on every rank if any rank fails
             rank, (error, _) = min(failure.failures.items())
             raise SaveFailed(error, f"rank {rank}: ") from failure
-        # Outside of its process group a rank is the only one for DCP, which then saves its tensors as if they were all
-        # there are, without an error. Nobody may commit that.
+        # Without its process group, DCP takes this rank for the only rank. It saves this rank's tensors as if there
+        # were no others, without an error. Such a checkpoint must not be committed.
         if not dist.is_initialized():
             raise LeftGroup
         parts = gather_to_all(writer.entries, self._context, self._group)
         return {name: entry for part in parts for name, entry in part.items()}
 
     def _commit(self, step: int, entries: dict[str, FileEntry], texts: dict[str, str], chain: Chain | None) -> None:
-        self._check_lock()  # as late as possible: a job that took over must not find its checkpoint replaced
+        self._check_lock()  # as late as possible: if another job took over, its checkpoint must not be replaced
         self._checkpoints.commit(step, entries, texts, chain.step if chain else None)
-        with suppress(OSError):  # the checkpoint is there all the same
+        with suppress(OSError):  # the checkpoint is committed all the same
             write_outcome(f"{SAVED_WORD} {without_secrets(self._checkpoints.url(step))}")
 
     def _prune(self) -> None:
@@ -339,7 +347,7 @@ class Saver:
             keep, predecessors = self._config.keep, self._checkpoints.with_predecessors()
             steps = [*predecessors]
             ends = named_ends(self._checkpoints, steps) if keep.segments else {}
-            # The newest first, as a delta whose predecessor is gone is damaged.
+            # The newest first: if this is interrupted, no delta has lost its predecessor.
             for step in reversed(expired(keep, steps, self._evaluations(), ends, predecessors)):
                 self._checkpoints.remove(step)
 
@@ -347,7 +355,7 @@ class Saver:
             self._log(f"an old checkpoint cannot be deleted: {error}")
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Acts on rank 0; raises SaveFailed on every rank if the act fails."""
+        """Calls `act` on rank 0; raises SaveFailed on every rank if it fails."""
         if error := self._try_on_rank0(act):
             raise SaveFailed(error)
 

@@ -1,8 +1,8 @@
 """The tensors of a checkpoint, under names that do not depend on the plan.
 
-`model.NAME`                 a weight; tables by their whole shape, whatever the shards
-`table.TABLE.SLOT`           a table optimizer's state, under the fused optimizer's name for it, replicated tables too
-`dense.NAME.SLOT`            the dense optimizer's state
+`model.NAME`                 a weight; a table has its whole shape, whatever its shards are
+`table.TABLE.SLOT`           state of a table's optimizer, under the fused optimizer's name; also of replicated tables
+`dense.NAME.SLOT`            state of a dense optimizer
 `ema.NAME`                   the average of a weight, `ema_steps` and `ema_touched.TABLE.steps`: see trainer/optim
 """
 
@@ -15,25 +15,25 @@ from trainer.models.embeddings import table_of_name, table_of_weight
 from trainer.optim.optimizers import Optimizers
 
 State = dict[str, Any]
-REPLICATED_SLOT = {"sum": "momentum1"}  # torch's Adagrad and FBGEMM's have two names for one slot
+REPLICATED_SLOT = {"sum": "momentum1"}  # the same slot in torch's Adagrad and in FBGEMM's
 
 
 def model_tensors(model: DistributedModelParallel) -> State:
-    """Returns the weights as views: writing to them changes the model."""
-    # torch's get_model_state_dict does not take a DistributedModelParallel.
+    """Returns the weights as views; writing to them changes the model."""
+    # Not torch's get_model_state_dict, which does not accept a DistributedModelParallel.
     return {f"model.{name}": value for name, value in model.state_dict().items()}
 
 
 def all_tensors(model: DistributedModelParallel, optimizers: Optimizers) -> State:
-    """Returns weights and optimizer state as views: writing to them changes model and optimizers."""
+    """Returns weights and optimizer state as views; writing to them changes model and optimizers."""
     return model_tensors(model) | optimizer_tensors(optimizers)
 
 
 def optimizer_tensors(optimizers: Optimizers) -> State:
-    """Returns optimizer state as views: writing to them changes the optimizers.
+    """Returns optimizer state as views; writing to them changes the optimizers.
 
-    A rank without a shard of a table has no entry for that table's state. So ranks must not call collectives in a loop
-    over the names.
+    A rank without a shard of a table has no entry for the table's state. Never call a collective in a loop over the
+    names: ranks would wait for each other.
     """
     return dict(_sparse(optimizers)) | dict(_dense(optimizers))
 
@@ -43,9 +43,9 @@ def _sparse(optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
         for name, value in slots.items():
             yield f"table.{name}", value
     for parameter, slots in optimizers.tables.replicated_state():
-        table = parameter.split(".")[-2]  # as the model spells it, like the fused optimizer above
+        table = parameter.split(".")[-2]  # in the model's spelling, like the fused optimizer's names above
         for name, value in slots.items():
-            if name in REPLICATED_SLOT:  # the other is a count of steps, which only the unused lr_decay needs
+            if name in REPLICATED_SLOT:  # Adagrad's other slot counts steps for lr_decay, which is not used
                 yield f"table.{table}.{REPLICATED_SLOT[name]}", value.view(-1) if value.shape[-1] == 1 else value
 
 
@@ -62,10 +62,10 @@ def is_table(name: str) -> bool:
 
 
 def is_by_row(name: str) -> bool:
-    """Returns whether a tensor of a checkpoint has a value or values for each row of a table, most of which rest."""
+    """Returns whether a tensor has values for each row of a table; most rows do not change between checkpoints."""
     return is_table(name) or name.startswith(("table.", "ema_touched.", "managed."))
 
 
 def table_of(name: str) -> str:
-    """Returns the table that a weight `model....TABLE.weight` or a state `table.TABLE.SLOT` belongs to."""
+    """Returns the table of a weight `model....TABLE.weight` or of optimizer state `table.TABLE.SLOT`."""
     return table_of_name(name.split(".")[-2])

@@ -2,15 +2,15 @@
 
     RUN_DIR/checkpoints/step-000001000/
         *.distcp, .metadata     tensors, as torch.distributed.checkpoint writes them
-        state.json              step, seed, lanes, running metrics, state of the step, fingerprints of the data
+        state.json              step, seed, lanes, running metrics, step state, fingerprints of the data
         config.toml, plan.json  as in the run directory
         manifest.json           size and checksum of every file above; written last
 
-Writing the manifest commits a checkpoint: a directory without a manifest is no checkpoint. DCP itself has no commit:
-its `.metadata` is written last, too, but records no checksums, and every rank's files appear one by one.
+Writing the manifest commits a checkpoint: a directory without a manifest is no checkpoint. DCP has no commit: it writes
+`.metadata` last, but without checksums, and the files of the ranks appear one by one.
 
-A delta holds what changed since the checkpoint before, its predecessor, which its manifest names with a checksum of
-that manifest. So a delta stands for the whole state as long as nothing in its chain is lost or replaced.
+A delta holds the changes since another checkpoint, its predecessor. Its manifest names the predecessor, with a checksum
+of the predecessor's manifest. So a delta stands for the whole state unless something in its chain is lost or replaced.
 """
 
 import json
@@ -32,9 +32,9 @@ from trainer.core.storage import Storage, os_errors
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-AFTER = "after"  # of a manifest: the predecessor
+AFTER = "after"  # key in a manifest for the predecessor
 STATE = "state.json"
-ENDS = "ends"  # of the train state: the name of what ends with its step
+ENDS = "ends"  # key in the train state for the name of the segment that ends with the step
 NAME = re.compile(r"step-\d{9,}")
 FileEntry = dict[str, int]
 """`bytes` and `crc32` of one file.
@@ -42,8 +42,8 @@ FileEntry = dict[str, int]
 CRC-32 detects accidental truncation and corruption, not forgery. ISA-L computes what zlib does, at the speed of memory:
 1 GiB takes 0.1 s, with zlib 0.5 s, in which it keeps a core busy.
 """
-READ_BYTES = 1 << 20  # of more, Python asks the system for new memory at each read
-VERIFY_THREADS = 4  # files that a rank verifies at once; checksums and files let go of Python's lock
+READ_BYTES = 1 << 20  # for larger reads Python gets new memory from the system each time
+VERIFY_THREADS = 4  # number of files that a rank verifies at once; reads and checksums release Python's lock
 FindDamage = Callable[[Storage, str, dict[str, FileEntry]], str | None]
 """Reads files in a directory back; returns the damage of one, None if all are as they were written."""
 
@@ -53,9 +53,9 @@ class Checkpoint:
     """A committed checkpoint.
 
     Attributes:
-        url: Its directory.
+        url: Directory of the checkpoint.
         step: Steps done when it was saved.
-        train_state: The rest of state.json.
+        train_state: The content of state.json beside the step.
     """
 
     url: str
@@ -64,19 +64,19 @@ class Checkpoint:
 
     @property
     def run_url(self) -> str:
-        """Its run directory."""
+        """URL of the run directory."""
         return self.url.rpartition(f"/{FOLDER}/")[0]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What a committed checkpoint is made of: a whole one, and the deltas up to itself.
+    """The chain of a committed checkpoint: a whole checkpoint and the deltas up to itself.
 
     Attributes:
-        step: Its step.
+        step: Step of the last checkpoint.
         deltas: Number of deltas.
-        whole_bytes: Size of the whole one.
-        delta_bytes: Size of all deltas.
+        whole_bytes: Size of the whole checkpoint.
+        delta_bytes: Size of all deltas together.
     """
 
     step: int
@@ -88,8 +88,8 @@ class Chain:
 class Checkpoints:
     """The checkpoints in a run directory.
 
-    Remembers what the manifests and states said that it has read: those of committed checkpoints do not change. To read
-    all again after each save would take 10,000 requests of a run that keeps as many.
+    Manifests and states of committed checkpoints do not change, so they are read only once. A run that keeps 10,000
+    checkpoints would otherwise need as many requests after each save.
 
     Args:
         run: The run directory.
@@ -109,11 +109,11 @@ class Checkpoints:
         return [*self.with_predecessors()]
 
     def newest(self, find: FindDamage | None = None) -> Checkpoint | None:
-        """Returns the newest committed checkpoint that is not damaged; newer damaged ones are reported."""
+        """Returns the newest committed checkpoint that is not damaged; reports damaged newer checkpoints."""
         return self.first_good(reversed(self.steps()), find)
 
     def first_good(self, steps: Iterable[int], find: FindDamage | None = None) -> Checkpoint | None:
-        """Returns the first undamaged checkpoint of these steps; reports the damaged ones before it.
+        """Returns the first undamaged checkpoint of these steps; reports the damaged checkpoints before it.
 
         Args:
             steps: The steps, in the order of preference.
@@ -133,7 +133,7 @@ class Checkpoints:
         return Checkpoint(self.url(step), train_state.pop("step"), train_state)
 
     def text(self, step: int, name: str) -> str | None:
-        """Returns a small file of a committed checkpoint; None if it is not as it was written."""
+        """Returns a small file of a committed checkpoint; None if it is damaged."""
         manifest = _parsed(self._manifest(_name(step)))
         content = self._run.read_bytes(FOLDER, _name(step), name)
         is_whole = manifest and content is not None and manifest.files.get(name) == entry_of(content)
@@ -142,11 +142,11 @@ class Checkpoints:
     def damage(
         self, step: int, known: dict[int, str | None] | None = None, find: FindDamage | None = None
     ) -> str | None:
-        """Reads the files of a committed checkpoint, and those of its chain; returns the damage, None if there is none.
+        """Verifies the files of a committed checkpoint and of its chain; returns the damage, None if there is none.
 
         Args:
-            step: Its step.
-            known: The damage of the files of other checkpoints; gets that of those that are read.
+            step: Step of the checkpoint.
+            known: Damage found so far, by checkpoint, so that no file is read twice; extended by this call.
             find: Verifies files. Unset: `find_damage`, on this rank alone.
         """
         known, manifest = {} if known is None else known, _parsed(self._manifest(_name(step)))
@@ -170,7 +170,7 @@ class Checkpoints:
         return find(self._run.fs, self._run.path(FOLDER, _name(step)), manifest.files)
 
     def with_predecessors(self) -> dict[int, int | None]:
-        """Returns the steps of the committed checkpoints, in order, each with the step that it is a delta on."""
+        """Returns the steps of the committed checkpoints in order, each with the step of its predecessor."""
         steps = sorted(map(_step, self._names()))
         for step in steps:
             if step not in self._predecessors and (manifest := self._manifest(_name(step))) is not None:
@@ -179,18 +179,18 @@ class Checkpoints:
         return {step: self._predecessors[step] for step in steps if step in self._predecessors}
 
     def end_at(self, step: int) -> str | None:
-        """Returns the name of what ends with a committed checkpoint, such as a day; None if nothing does."""
+        """Returns the name of the segment, such as a day, that ends with a committed checkpoint; None if none does."""
         if step not in self._ends:
             state = self.at(step).train_state
             self._ends[step] = state.get(ENDS, _unmarked_end(step, state))
         return self._ends[step]
 
     def links(self, step: int) -> list[int]:
-        """Returns the steps of the checkpoints that the committed one of a step is made of, the whole one first."""
+        """Returns the steps of the chain of a committed checkpoint, the whole checkpoint first."""
         return [_step(link.rpartition("/")[2]) for link in links_of(self.url(step))]
 
     def chain(self, step: int) -> Chain:
-        """Returns what the committed, undamaged checkpoint of a step is made of."""
+        """Returns the chain of a committed, undamaged checkpoint."""
         sizes = [_bytes(self._manifest(_name(link)) or "") for link in self.links(step)]
         return Chain(step, len(sizes) - 1, sizes[0], sum(sizes[1:]))
 
@@ -206,9 +206,9 @@ class Checkpoints:
 
         Args:
             step: Steps done.
-            entries: Sizes and checksums of the files with tensors.
+            entries: Size and checksum of each file with tensors.
             texts: Contents of the small files, by name.
-            predecessor: The step of the checkpoint that this one is a delta on; None for a whole one.
+            predecessor: Step of the predecessor of a delta; None for a whole checkpoint.
 
         Raises:
             OSError: A file cannot be written, or the predecessor is gone.
@@ -231,14 +231,14 @@ class Checkpoints:
         """Deletes a checkpoint, the manifest first, so that an interrupted deletion leaves no damaged checkpoint."""
         self._predecessors.pop(step, None)
         self._ends.pop(step, None)
-        # Files may be missing: what remains of an interrupted deletion is deleted again.
+        # Files may be missing, because an interrupted deletion is continued later.
         with suppress(FileNotFoundError):
             self._run.fs.rm_file(self._run.path(FOLDER, _name(step), MANIFEST))
         with suppress(FileNotFoundError):
             self._run.fs.rm(self._run.path(FOLDER, _name(step)), recursive=True)
 
     def uncommitted(self) -> list[int]:
-        """Returns the steps whose checkpoints are not committed, in order."""
+        """Returns the steps of checkpoints that are not committed, in order."""
         committed = self.with_predecessors()
         return sorted(step for step in map(_step, self._names()) if step not in committed)
 
@@ -250,7 +250,7 @@ class Checkpoints:
         return [_name(step) for step in leftovers]
 
     def _manifest(self, name: str) -> str | None:
-        """Returns the text of a manifest, empty if it is damaged so that it is no text; None if there is none."""
+        """Returns the text of a manifest, empty if it is too damaged to be text; None if there is no manifest."""
         try:
             return self._run.read(FOLDER, name, MANIFEST)
         except DamagedError:
@@ -266,13 +266,13 @@ class Checkpoints:
 
 
 def _unmarked_end(step: int, state: dict[str, Any]) -> str | None:
-    """Returns what ends with a checkpoint that was saved before ends were marked, when only segments had one."""
+    """Returns the name of the segment that ends with a checkpoint of an earlier version, which did not mark it."""
     segment = state.get("segment")
     return segment["name"] if segment and segment["last_step"] == step else None
 
 
 def links_of(url: str) -> list[str]:
-    """Returns the URLs of the directories that hold a checkpoint: the whole one, and the deltas up to its own."""
+    """Returns the URLs of the directories of a checkpoint's chain, the whole checkpoint first."""
     links = [url.rstrip("/")]
     while predecessor := _predecessor(RunDirectory(links[0]).read(MANIFEST)):
         links.insert(0, f"{links[0].rpartition('/')[0]}/{_name(predecessor['step'])}")
@@ -281,11 +281,11 @@ def links_of(url: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """The content of a manifest.
 
     Attributes:
         files: Size and checksum of each file.
-        after: The step of the checkpoint that this one is a delta on, and the CRC-32 of its manifest.
+        after: The step of the predecessor and the CRC-32 of the predecessor's manifest; None for a whole checkpoint.
     """
 
     files: dict[str, FileEntry]
@@ -293,7 +293,7 @@ class Manifest:
 
 
 def _parsed(manifest: str | None) -> Manifest | None:
-    """Returns what a manifest says; None if there is none or it is damaged."""
+    """Parses a manifest; None if there is none or it is damaged."""
     try:
         content = json.loads(manifest or "")
         found = Manifest(content["files"], content.get(AFTER))
@@ -307,14 +307,14 @@ def _parsed(manifest: str | None) -> Manifest | None:
 
 
 def files_of(manifest: str) -> dict[str, FileEntry] | None:
-    """Returns the files of a manifest; None if it is damaged."""
+    """Returns size and checksum of each file in a manifest; None if the manifest is damaged."""
     found = _parsed(manifest)
     return found.files if found else None
 
 
 def _predecessor(manifest: str | None) -> dict[str, int] | None:
     found = _parsed(manifest)
-    return found.after if found else None  # of a damaged one none, as `damage` says
+    return found.after if found else None  # None for a damaged manifest; `damage` reports it
 
 
 def _bytes(manifest: str) -> int:
@@ -324,7 +324,7 @@ def _bytes(manifest: str) -> int:
 
 
 def find_damage(fs: Storage, directory: str, entries: dict[str, FileEntry]) -> str | None:
-    """Reads files back; returns the damage of the first damaged file, None if all are as they were written."""
+    """Reads files back and returns the damage of the first damaged file; None if all are as they were written."""
 
     def check(name: str) -> str | None:
         return _damage_of(fs, directory, name, entries[name])
@@ -350,19 +350,19 @@ def _damage_of(fs: Storage, directory: str, name: str, expected: FileEntry) -> s
 
 
 def entry_of(data: bytes) -> FileEntry:
-    """Returns the entry of a file with this content."""
+    """Returns the size and checksum of this content."""
     return {"bytes": len(data), "crc32": crc32(data)}
 
 
 def add_to(entry: FileEntry, data: Any) -> None:
-    """Adds the bytes that follow to an entry."""
+    """Continues a size and checksum with more bytes."""
     view = memoryview(data).cast("B")
     entry["bytes"] += view.nbytes
     entry["crc32"] = crc32(view, entry["crc32"])
 
 
 def _name(step: int) -> str:
-    # Nine digits, so that listings of a run are in the order of steps.
+    # Nine digits, so that listings are in the order of steps.
     return f"step-{step:09d}"
 
 

@@ -1,4 +1,4 @@
-"""Verifies checkpoints on all ranks together: each rank reads a part of the files."""
+"""Verifies a checkpoint on all ranks together: each rank reads a part of its files."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,13 +13,13 @@ Task = tuple[str, dict[str, FileEntry]]
 
 
 def verify_together(context: DistributedContext, act: Callable[[FindDamage], T]) -> T:
-    """Runs `act` on rank 0 with a function that verifies files on all ranks, and returns its result on every rank.
+    """Calls `act` on rank 0 with a function that verifies files on all ranks; returns the result on every rank.
 
-    Rank 0 decides which checkpoint to verify next, as the others may see storage a moment earlier or later. A terabyte
-    on one rank takes a quarter of an hour, in which the others wait.
+    Only rank 0 decides which checkpoint to verify next, because ranks may see different states of the storage. The
+    other ranks serve its requests. A single rank would need a quarter of an hour for a terabyte.
 
     Raises:
-        InputError: The error of `act`, as of `broadcast_from_rank0`.
+        InputError: `act` has raised it, as with `broadcast_from_rank0`.
     """
     if context.world_size == 1:
         return act(find_damage)
@@ -42,7 +42,7 @@ def _lead(context: DistributedContext, act: Callable[[FindDamage], T]) -> T:
 
 
 def _verify_part(context: DistributedContext, task: Task) -> str | None:
-    """Verifies this rank's part of the files; returns the damage that any rank has found."""
+    """Verifies this rank's part of the files; returns the damage found by any rank."""
     url, entries = task
     fs, path = open_storage(url)
     found = find_damage(fs, path, part_of_rank(entries, context.rank, context.world_size))
@@ -50,7 +50,7 @@ def _verify_part(context: DistributedContext, task: Task) -> str | None:
 
 
 def part_of_rank(entries: dict[str, FileEntry], rank: int, world_size: int) -> dict[str, FileEntry]:
-    """Returns the files that a rank reads: the largest first, to all ranks in turn, there and back."""
+    """Returns the files that a rank reads. They are dealt from the largest on, to the ranks in turn, there and back."""
     names = sorted(entries, key=lambda name: (-entries[name]["bytes"], name))
     turn = [*range(world_size), *reversed(range(world_size))]
     return {name: entries[name] for place, name in enumerate(names) if turn[place % len(turn)] == rank}

@@ -1,6 +1,6 @@
-"""Maps the weights of a checkpoint to the weights of another model, by names and shapes; reads no tensor.
+"""Maps the weights of a model to those of a checkpoint of another model, by names and shapes; reads no tensor.
 
-The label of a table is its name; the label of any other weight is its path in the model. Optimizer state follows its
+A weight has a label: the name of a table, or the path of any other weight in the model. Optimizer state follows its
 weight.
 """
 
@@ -29,7 +29,7 @@ class Weights:
     Attributes:
         shapes: All shapes, by the names that checkpoints use.
         names: The name of every weight, by label.
-        slots: The names of its optimizer state, by the weight's part of those names and then by slot.
+        slots: The names of optimizer state, first by the part of the name that stands for the weight, then by slot.
         frozen: The labels of dense weights that no optimizer updates.
     """
 
@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def of(cls, shapes: Shapes, frozen: Collection[str] = ()) -> Self:
-        """Sorts the tensors with these shapes; `frozen` names frozen weights, as far as that is known."""
+        """Sorts tensors by name into weights and state; `frozen` names frozen weights, as far as they are known."""
         weights = [name for name in shapes if name.startswith("model.")]
         names = {_label(name): name for name in weights}
         assert len(names) == len(weights), "a table and another weight have the same name"
@@ -48,7 +48,7 @@ class Weights:
         for name in shapes.keys() - set(weights):
             owner, _, slot = name.rpartition(".")
             slots[owner][slot] = name
-        # In a checkpoint, weights without state among others with state are frozen. If all are frozen, none has state.
+        # A checkpoint does not list frozen weights. They are the weights without state, if any other weight has state.
         stateless = {label for label, name in names.items() if not is_table(name) and _owner(label, name) not in slots}
         has_state = any(owner.startswith("dense.") for owner in slots)
         known = {label for label, name in names.items() if name in frozen}
@@ -63,7 +63,7 @@ class Weights:
         return self.slots.get(_owner(label, self.names[label]), {})
 
     def label_of(self, word: str) -> str | None:
-        """Returns the label of the weight that a word names, by label or full name; None without such a weight."""
+        """Returns the label of the weight with a given label or full name; None if there is none."""
         known = {alias: label for label, name in self.names.items() for alias in _full_names(name)}
         return word if word in self.names else known.get(word)
 
@@ -73,23 +73,23 @@ def _label(name: str) -> str:
 
 
 def _owner(label: str, name: str) -> str:
-    """Returns a weight's part of the names of its optimizer state."""
+    """Returns the part of the names of optimizer state that stands for the weight."""
     return f"table.{name_in_model(label)}" if is_table(name) else f"dense.{name.removeprefix('model.')}"
 
 
 def _full_names(name: str) -> list[str]:
-    """Returns a weight's name in a checkpoint, in the model with its loss, and in the model itself."""
+    """Returns the names of a weight: in a checkpoint, in the model with its loss, and in the model itself."""
     return [name, name.removeprefix("model."), name.removeprefix("model.").removeprefix("model.")]
 
 
 @dataclass(frozen=True)
 class WeightMap:
-    """The weights to fill, and the outcome of every weight.
+    """The sources of the weights to fill, and the outcome of every weight.
 
     Attributes:
-        sources: The tensors to fill, each with its source's name in the checkpoint.
+        sources: The name in the checkpoint of the source of each tensor to fill.
         outcomes: Descriptions of all weights, by outcome.
-        refused: Labels by outcome that the configuration does not allow.
+        refused: Labels with an outcome that the configuration does not allow, by outcome.
     """
 
     sources: dict[str, str]
@@ -98,7 +98,7 @@ class WeightMap:
 
 
 def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weights) -> WeightMap:
-    """Finds the weight in the checkpoint from which each weight of the model starts.
+    """Finds, for each weight of the model, the weight in the checkpoint from which it starts.
 
     Raises:
         InputError: The file of names or a pattern is wrong, or a weight has a shape that does not fit.
@@ -108,7 +108,7 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
     source_of = {label: renamed.get(label, label) for label in here.names}
     pairs = {label: source for label, source in source_of.items() if source in there.names and label not in excluded}
     missing = [label for label in here.names if label not in pairs and label not in excluded]
-    # An excluded weight uses its source, too: the source is known, and must not be listed as unexpected.
+    # The source of an excluded weight counts as used: otherwise it would be listed as unexpected.
     used = {*pairs.values(), *(source_of[label] for label in excluded)}
     unexpected = [label for label in there.names if label not in used]
     new = _chosen("allow_missing", config.allow_missing, missing)
@@ -130,10 +130,10 @@ def match(config: FinetuneConfig, data: DataConfig, here: Weights, there: Weight
 
 
 def read_names(url: str, here: Weights, there: Weights) -> dict[str, str]:
-    """Reads a file with two names per line: in this model, and in the checkpoint.
+    """Reads a file with two names per line: the name in this model, and the name in the checkpoint.
 
     Raises:
-        InputError: The file cannot be read, or a line is wrong; the message names the line.
+        InputError: The file cannot be read, or a line is wrong. The message names the line.
     """
     with named("finetune.names", url):
         lines = [line.split() for line in read_text(url).splitlines()]
@@ -200,10 +200,10 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
         return sources
     for label, source in pairs.items():
         if label in here.frozen or source in there.frozen:
-            continue  # the state of a weight that trains only here starts from scratch
-        # Optimizers share names of slots: Adagrad and row-wise Adagrad both have momentum1, of other dimensions.
+            continue  # a weight that was frozen there has no state, so it starts from scratch
+        # Slots of different optimizers can share a name: Adagrad and row-wise Adagrad have momentum1 in other shapes.
         ours, theirs = here.state(label), there.state(source)
-        if not ours:  # a frozen table has nothing to load it into
+        if not ours:  # a frozen table has no state to fill
             continue
         now, before = _kinds(ours, here.shapes), _kinds(theirs, there.shapes)
         if now != before:
@@ -216,7 +216,7 @@ def _sources(config: FinetuneConfig, pairs: dict[str, str], here: Weights, there
 
 
 def _managed(pairs: dict[str, str], here: Weights, there: Weights) -> dict[str, str]:
-    """Returns the tensors to fill of the tables whose ids are managed: without its ids a row means nothing."""
+    """Returns the tensors to fill for tables with managed ids: without the ids, rows would be meaningless."""
     sources = {}
     for label, source in pairs.items():
         ours, theirs = (

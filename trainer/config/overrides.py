@@ -178,7 +178,7 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
         if path := paths.get(_dashed(key)):
             values = [value] if equals else []
         elif key.startswith("-"):
-            raise InputError(f"unknown flag {key}; {_nearest(_dashed(key), paths)}")
+            raise InputError(f"unknown flag {key}; {_nearest(key, kinds)}{_only_of_file(key)}")
         elif free:
             path, values = free.popleft(), [key + equals + value]
         else:
@@ -194,11 +194,31 @@ def _read(words: list[str], kinds: dict[Path, Any], positional: list[Path]) -> d
     return given
 
 
-def _nearest(flag: str, known: Iterable[str]) -> str:
-    """Returns a hint: flags with all parts of `flag`, such as --train.steps for --steps, or a flag spelled alike."""
-    name, names = flag.lstrip("-"), [one.removeprefix("--") for one in known]
+def _nearest(flag: str, known: Iterable[Path]) -> str:
+    """Returns a hint: flags with all parts of `flag`, such as --train.steps for --steps, or a flag spelled alike.
+
+    They are spelled as in the file, so that the name of one's own module stays that.
+    """
+    name, names = _dashed(flag.lstrip("-")), {_dashed(".".join(path)): ".".join(path) for path in known}
     close = [one for one in names if _has_parts(one, name)] or difflib.get_close_matches(name, names, n=1)
-    return f"did you mean --{' or --'.join(close[:HINTS])}?" if close else "--help lists all flags"
+    return (
+        f"did you mean --{' or --'.join(names[one] for one in close[:HINTS])}?" if close else "--help lists all flags"
+    )
+
+
+def _only_of_file(flag: str) -> str:
+    """Returns what else there is to say about an unknown flag of a table that no section describes."""
+    above = [".".join(path) for path in _undescribed(Config) if _dashed(flag).startswith(_flag(path) + ".")]
+    return f" (in [{above[0]}] a flag changes only what the file has)" if above else ""
+
+
+def _undescribed(section: type[Section], above: Path = ()) -> Iterator[Path]:
+    """Yields the tables that no section describes, whose keys are those of the file."""
+    for name, field in section.model_fields.items():
+        if _is_section(field.annotation):
+            yield from _undescribed(field.annotation, (*above, name))
+        elif get_origin(field.annotation) is dict and not _is_section(get_args(field.annotation)[1]):
+            yield (*above, name)
 
 
 def _has_parts(name: str, wanted: str) -> bool:

@@ -1,4 +1,4 @@
-"""Foundations of every other room, without knowledge of recommendation.
+"""Foundations of all other rooms: errors, storage, ranks, configuration sections. Knows nothing of recommendation.
 
 Uses no other room.
 """

@@ -1,6 +1,6 @@
-"""Arrays: numbers within groups, and splitmix64, a 64-bit hash (Steele, Lea, Flood: OOPSLA 2014).
+"""Array helpers: places within groups, and splitmix64, a 64-bit hash (Steele, Lea, Flood: OOPSLA 2014).
 
-splitmix64 is in NumPy and in torch, which has signed numbers.
+The hash exists twice, for NumPy and for torch, which has only signed numbers.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mix(ids: np.ndarray) -> np.ndarray:
-    """Returns integers, `[N]`, spread over all 64 bits, `[N]` uint64. Equal integers stay equal."""
+    """Hashes integers, `[N]`, to all 64 bits, `[N]` uint64."""
     x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -34,5 +34,5 @@ def splitmix64(x: "Tensor") -> "Tensor":
 
 
 def _shift(x: "Tensor", bits: int) -> "Tensor":
-    """Shifts right and fills with zeros, as torch's shift repeats the sign."""
+    """Shifts right and fills with zeros; torch's own shift would repeat the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

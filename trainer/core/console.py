@@ -1,4 +1,4 @@
-"""Text for the terminal: whole lines, counts of things, the next commands to type; libraries are silenced."""
+"""Text for the terminal: whole lines, counts of things, commands to type next, and quiet libraries."""
 
 import io
 import json
@@ -14,11 +14,11 @@ from trainer.core.secrets import without_secrets
 
 LOGGERS = ("torch.fx", "torchrec", "fbgemm_gpu")
 WARNERS = ("torch", "torchrec", "fbgemm_gpu", "trainer", "torchx_recsys")
-LONGEST_WRITE_BYTES = 1 << 20  # of one write, in which no reader sees a line without its end
+LONGEST_WRITE_BYTES = 1 << 20  # size of the largest text that is written at once, so that readers see whole lines
 
 
 class _WholeLines(io.TextIOWrapper):
-    """A text stream that writes what it has been given whenever that ends with a line."""
+    """A text stream that collects text and writes it once it ends with a newline."""
 
     def write(self, text: str) -> int:
         written = super().write(text)
@@ -28,11 +28,10 @@ class _WholeLines(io.TextIOWrapper):
 
 
 def write_whole_lines() -> None:
-    """Lets this process write the lines that it prints at once, together with the end of the last.
+    """Has this process write the lines that it prints in a single write each time, with their newlines.
 
-    Python's own line buffering writes a text of several lines at the first end in it, and the end that `print` adds by
-    itself; an unbuffered Python does so for each line. torchrun, if it reads the file of a rank in between, takes the
-    two for two lines, and puts the rank's prefix before both.
+    Python's line buffering writes a text and the newline that `print` adds separately. If torchrun reads the file of a
+    rank in between, it takes them for two lines and puts the rank's prefix before both.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -44,12 +43,12 @@ def write_whole_lines() -> None:
 
 
 def plural(number: int, name: str) -> str:
-    """Returns a number of things, such as `1 row` or `1,200 rows`."""
+    """Returns a number with a noun, such as `1 row` or `1,200 rows`."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def next_commands(*commands: Iterable[str]) -> str:
-    """Returns lines with commands, quoted for a shell; each command is a list of words."""
+    """Returns lines of commands, quoted for a shell, given each command as a list of words."""
     return "Next:  " + "\n       ".join(without_secrets(shlex.join(words)) for words in commands)
 
 

@@ -37,19 +37,19 @@ LOST_PEER = re.compile(
 )
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of mallopt, in malloc.h
 NEVER = -1
-BESIDE_BYTES = 1 << 16  # of an object that is sent; a smaller buffer is pickled with the rest
+BESIDE_BYTES = 1 << 16  # smallest buffer to send beside a pickled object; smaller ones are pickled with it
 GLOO_GROUPS, OTHER_FILES = 8, 1024  # at most: of all ranks, of requests, saves, managed ids, preflight, and TorchRec's
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The place of this process among the processes of the job.
+    """This process among the ranks of the job.
 
     Attributes:
         rank: This rank, in `[0, world_size)`.
-        world_size: Ranks of the job.
+        world_size: Number of ranks in the job.
         local_rank: This rank among the ranks of its node.
-        local_world_size: Ranks on this node.
+        local_world_size: Number of ranks on this node.
         device: The device that this rank computes on.
         collective_timeout: The job ends if a rank does not join a collective in this time.
     """
@@ -68,7 +68,7 @@ class DistributedContext:
 
 
 def current_context() -> DistributedContext:
-    """Returns the place that torchrun sets in the environment; without torchrun, the only rank of a job."""
+    """Reads the context from torchrun's environment; without torchrun, this is the only rank of the job."""
     rank, world, local, local_world = (
         int(os.environ.get(name, default))
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
@@ -103,7 +103,7 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
     alone: dict[str, Any] = {} if context.world_size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = dist.get_default_backend_for_device(context.device)
     rank0 = rank0_host(), int(os.environ.get("MASTER_PORT", 0))
-    # One rank asks for all of its host.
+    # A single rank checks for all ranks of its host.
     seconds = context.collective_timeout.total_seconds() if context.rank >= context.local_world_size else 0
     with joining(context.rank, *rank0, 0 if context.local_rank else seconds):
         dist.init_process_group(backend, timeout=context.collective_timeout, **alone)
@@ -119,9 +119,9 @@ def process_group(collective_seconds: float = COLLECTIVE_SECONDS) -> Iterator[Di
 
 
 def _allow_connections(ranks: int) -> None:
-    """Raises the limit of open files, as far as allowed, to what connections to all ranks take.
+    """Raises the limit of open files, as far as allowed, to the number that connections to all ranks need.
 
-    Each Gloo group of a job has one from every rank to every other; the usual limit of 1,024 files ends at 400 ranks.
+    Each Gloo group connects every rank with every other rank; the usual limit of 1,024 files suffices for 400 ranks.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = OTHER_FILES + GLOO_GROUPS * ranks
@@ -228,7 +228,7 @@ def _broadcast(values: list[Any], context: DistributedContext, group: dist.Proce
 def broadcast_when_done(context: DistributedContext, make: Callable[[], T]) -> T:
     """As `broadcast_from_rank0`, for work that may outlast a collective, such as reading all data.
 
-    Rank 0 calls `make` in a thread, and meanwhile tells the other ranks that it is at work.
+    Rank 0 calls `make` in a thread, and meanwhile signals to the other ranks that it is at work.
     """
     if context.world_size == 1:
         return make()
@@ -263,7 +263,7 @@ def gather_to_all(value: T, context: DistributedContext, group: dist.ProcessGrou
 
 
 def gather_to_rank0(value: T, context: DistributedContext) -> list[T]:
-    """Returns every rank's value on rank 0, in the order of the ranks; on another rank its own alone."""
+    """Returns every rank's value on rank 0, in the order of the ranks; other ranks get only their own value."""
     if context.world_size == 1:
         return [value]
     values: list[Any] | None = [None] * context.world_size if context.is_rank0 else None
@@ -316,7 +316,7 @@ def placed_shards(value: Tensor) -> list[tuple[Tensor, list[int]]]:
 def with_rows_elsewhere(
     values: Tensor, owners: Sequence[tuple[range, int]], context: DistributedContext
 ) -> Tensor | ShardedTensor:
-    """Returns the tensor of all rows, of which this rank has `values`, as views.
+    """Makes a sharded tensor by rows from this rank's `values`, as views.
 
     Args:
         values: The values of this rank's rows, on the CPU, `[rows of this rank]`, in the order of `owners`.

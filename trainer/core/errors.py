@@ -12,9 +12,9 @@ from pathlib import Path
 from trainer.core.outcome import FAILED, WRONG_INPUT, WRONG_INPUT_WORDS, write_outcome
 from trainer.core.secrets import without_secrets
 
-OWN = "name package.module:object for your own"  # for `nearest`
-MOST_NAMED = 20  # names in a message
-LONGEST_LINE = 4000  # characters of an error
+OWN = "name package.module:object for your own"  # a remedy to pass to `nearest`
+MOST_NAMED = 20  # largest number of names in a message
+LONGEST_LINE = 4000  # largest number of characters in an error
 
 
 class InputError(ValueError):
@@ -25,11 +25,11 @@ class InputError(ValueError):
 
 
 class NoRows(InputError):
-    """Data without a row, or a batch, to train on: wrong where a run has only that, nothing to do in one segment."""
+    """The data has no row, or no batch, to train on. An error for a run, but a segment of it may be empty."""
 
 
 class StorageError(OSError):
-    """Failing storage. The input is right, so another attempt may succeed. One line, exit code 1."""
+    """Storage failed. The input is right, so another attempt may succeed. One line, exit code 1."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
@@ -45,15 +45,15 @@ class StoragePermissionError(StorageError, PermissionError):
 
 
 class StorageUnsupportedError(StorageError):
-    """A kind of storage, or a server, that cannot do what is needed."""
+    """The kind of storage, or the server, does not support an operation."""
 
 
 class DamagedError(StorageError):
-    """A small file that is not as it was written: torn, or with other bits. Another attempt finds it the same."""
+    """A small file is damaged: torn, or with other bits than were written. Another attempt would find the same."""
 
 
 class LostRankError(RuntimeError):
-    """A rank that does not answer. Another attempt, on other hosts, may succeed. One line, exit code 1."""
+    """A rank does not answer. Another attempt, on other hosts, may succeed. One line, exit code 1."""
 
 
 REPORTED_ERRORS = (InputError, StorageError, LostRankError)
@@ -61,7 +61,7 @@ REPORTED_ERRORS = (InputError, StorageError, LostRankError)
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, its type if it has none."""
+    """Returns the first line of an error's message, or its type if it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -83,13 +83,13 @@ def report_error(error: BaseException) -> int:
 def _say(error: BaseException) -> None:
     line = _shortened(" ".join(without_secrets(error).split()))
     print(f"error: {line}", file=sys.stderr, flush=True)
-    # Unreachable storage may be back at the next attempt.
+    # Storage that cannot be reached may be back at the next attempt.
     if isinstance(error, InputError) and type(error.__cause__) is not StorageError:
         write_outcome(f"{WRONG_INPUT_WORDS}: {line}")
 
 
 def _shortened(line: str) -> str:
-    """Returns a line without the middle of a very long one, which repeats a value; the remedy is at the end."""
+    """Shortens a very long line in its middle, which repeats a value: the end has the remedy."""
     left = len(line) - LONGEST_LINE
     if left <= 0:
         return line
@@ -98,7 +98,7 @@ def _shortened(line: str) -> str:
 
 @contextmanager
 def _once_on_this_host() -> Iterator[bool]:
-    """Yields whether this rank is the first here of its host and attempt; most ranks have the same error.
+    """Yields whether this rank is the first of its host to report in this attempt; most ranks have the same error.
 
     The others wait for the first rank, as torchrun ends all ranks when the first leaves.
     """
@@ -119,7 +119,7 @@ def _once_on_this_host() -> Iterator[bool]:
 
 
 def some_of(names: Iterable[object], most: int = MOST_NAMED) -> str:
-    """Returns names for a message, of many only the first: `a, b, and 19,998 more`."""
+    """Lists names for a message, only the first if there are many: `a, b, and 19,998 more`."""
     listed = [str(name) for name in names]
     more = [f"and {len(listed) - most:,} more"] if len(listed) > most else []
     return ", ".join([*listed[:most], *more])
@@ -136,4 +136,6 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     known = sorted(known)
     if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"; did you mean '{close[0]}'?" + (f" If not, {otherwise}" if otherwise else "")
+    if not known and otherwise:
+        return f"; {otherwise}"
     return f"; known: {some_of(known)}" + (f"; {otherwise}" if otherwise else "")

@@ -1,9 +1,9 @@
 """The contract between a job and its scheduler: exit codes, and one line about the job's progress.
 
-torchrun exits with 1 after any signal, so its exit code cannot tell a job that saved and stopped from a failed job.
-The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`; schedulers act on it.
-The line of a checkpoint is replaced by the line of the next, and by the final line; a killed job leaves the line.
-Imports nothing but the standard library: schedulers run where torch may be absent.
+torchrun exits with 1 after any signal, so its exit code cannot distinguish a job that saved and stopped from a failed
+job. The trainer therefore writes a line to the file that the scheduler names in `OUTCOME_VARIABLE`. Each checkpoint
+replaces the line, and so does the end of the job; if the job is killed, the line of its last checkpoint is left.
+This file imports only the standard library, because schedulers run where torch may be absent.
 """
 
 import os
@@ -29,7 +29,8 @@ WRONG_INPUT_WORDS = "wrong input"  # first words of the line of a job that anoth
 def write_outcome(line: str) -> None:
     """Writes the outcome of this job to the file that the scheduler names, if any."""
     if file := os.environ.get(OUTCOME_VARIABLE):
-        # A rank killed while it writes leaves the line before. Hosts may share the directory, and numbers of processes.
+        # Another file is written first, so that a rank that is killed meanwhile leaves the line before. Its name has
+        # the host and the process, because hosts may share the directory, and numbers of processes.
         whole = Path(f"{file}.{socket.gethostname()}.{os.getpid()}")
         try:
             whole.write_text(f"{line}\n")
@@ -51,7 +52,7 @@ def is_stopped(line: str) -> bool:
 
 
 def is_final(line: str) -> bool:
-    """Returns whether a line is about the end of a job, not about a checkpoint."""
+    """Returns whether a line reports the end of a job, and not a checkpoint."""
     return bool(line) and not line.startswith(SAVED_WORD)
 
 
@@ -67,7 +68,7 @@ def step_saved_before() -> int:
 
 
 def is_wrong_input(line: str) -> bool:
-    """Returns whether another attempt would not help the job of an outcome."""
+    """Returns whether the job of an outcome failed for wrong input, so that another attempt would not help."""
     return line.startswith(WRONG_INPUT_WORDS)
 
 

@@ -1,7 +1,7 @@
-"""Which modules a process of ours finds: the project's own, whatever modules of their names a user has.
+"""Module search: a process of ours finds the project's own modules before a user's modules of the same names.
 
-`python -m` puts the working directory first on sys.path. Our packages have names that a user's directory may have as
-well: a `trainer.py`, or a package `components`.
+`python -m` puts the working directory first on sys.path, and a user's directory may well hold a `trainer.py` or a
+package `components`.
 """
 
 import os
@@ -12,7 +12,7 @@ ROOT = os.path.realpath(f"{__file__}/../../..")
 
 
 def find_own_first() -> None:
-    """Puts the working directory last on sys.path, and before it other directories that have names of ours.
+    """Moves the working directory, and other directories with modules of our names, to the end of sys.path.
 
     `package.module:object` of a user is still found there. In a checkout nothing changes for the checkout itself.
     """
@@ -51,7 +51,7 @@ def _names(place: str) -> list[str]:
 
 
 def _working_directory() -> str | None:
-    """Returns the working directory, None if it has been removed."""
+    """Returns the working directory; None if it has been removed."""
     try:
         return os.path.realpath(os.getcwd())
     except FileNotFoundError:

@@ -1,6 +1,8 @@
 """Finds losses, metrics, readers, models and schedules by name: built-in, or the user's own."""
 
+import difflib
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,4 +34,12 @@ def find_by_name(key: str, name: str, registry: Mapping[str, Any]) -> Any:
         if name in registry:
             raise
         missing = error.name if isinstance(error, ImportError) and error.name else module
-        raise InputError(f"{key} is '{name}', which cannot be imported: {error}{rename(missing)}") from error
+        hint = _spelled_alike(module, attribute) or rename(missing)
+        raise InputError(f"{key} is '{name}', which cannot be imported: {error}{hint}") from error
+
+
+def _spelled_alike(module: str, attribute: str) -> str:
+    """Returns the end of a message about an object that a module lacks, if the module has one that is spelled alike."""
+    there = vars(sys.modules[module]) if module in sys.modules else ()
+    close = difflib.get_close_matches(attribute, there, n=1)
+    return f"; did you mean '{module}:{close[0]}'?" if close else ""

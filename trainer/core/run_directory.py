@@ -1,7 +1,7 @@
 """A run directory on any fsspec URL, with its small files.
 
-A small file can be damaged: a power cut leaves NULs, a bad disk another bit. What a run can do without is then passed
-over, once that is said; else the file is named in one line.
+A small file can be damaged: a power cut leaves NULs, a bad disk flips a bit. If the run can do without the file, a line
+reports it and the run goes on; otherwise the error names the file in one line.
 """
 
 import json
@@ -54,7 +54,7 @@ class RunDirectory:
         self.url = os.path.expanduser(url.rstrip("/"))  # TensorBoard, unlike fsspec, would make a directory named ~
         self.key = key
         with named(key, url):
-            if "::" in url:  # the checkpoints' readers and writers join names to the end of a URL
+            if "::" in url:  # chained URLs cannot work: readers and writers of checkpoints append names to a URL
                 raise StorageUnsupportedError("a chain of URLs cannot hold it")
             self.fs, self._path = open_storage(self.url)
 
@@ -126,7 +126,7 @@ class RunDirectory:
             raise self.damaged(*names, why=error) from error
 
     def damaged(self, *names: str, why: object) -> DamagedError:
-        """Returns the error that a file is not as it was written."""
+        """Returns the error for a damaged file."""
         return DamagedError(f"'{without_secrets(self.url_of(*names))}' is damaged: {why}")
 
     def read_records(self, name: str) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class RunDirectory:
         return [*self.records(name)]
 
     def records(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yields the objects of a file of one JSON object per line, but for a last line that is being written."""
+        """Yields the objects of a JSON Lines file, except for a last line that is being written."""
         with self._opened(name) as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
@@ -145,14 +145,14 @@ class RunDirectory:
                     pass_over(self.damaged(name, why=f"line {number:,} is not as it was written"))
 
     def write_records(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Writes a file of one JSON object per line whole, and durable."""
+        """Writes a whole JSON Lines file, durable."""
         with NamedTemporaryFile("w") as copy:
             copy.writelines(f"{json.dumps(record)}\n" for record in records)
             copy.flush()
             self.fs.upload(copy.name, self.path(name))
 
     def download(self, name: str, path: str) -> None:
-        """Copies a file, if it exists, over one on this host."""
+        """Copies a file, if it exists, to a file on this host."""
         fresh = f"{path}.new"  # as gcsfs deletes a file whose source does not exist
         with suppress(FileNotFoundError):
             self.fs.get_file(self.path(name), fresh)
@@ -170,7 +170,7 @@ class RunDirectory:
         self.write(name, json.dumps(content, indent=2) + "\n")
 
     def _opened(self, name: str) -> BinaryIO:
-        """Opens a file as it is now; an empty one if there is no such file."""
+        """Opens the current content of a file, empty if there is no such file."""
         if self.fs.is_local:
             try:
                 return self.fs.open(self.path(name), "rb")
@@ -183,10 +183,10 @@ class RunDirectory:
 
 
 class JsonLines:
-    """A file of one JSON object per line, each with a `step`.
+    """A JSON Lines file in a run directory; each line has a `step`.
 
-    The lines are on a disk and not in memory, as a long run has millions. On storage that cannot append, the disk is
-    this host's, and `flush` writes the whole file to storage.
+    Lines are kept on disk and not in memory, because a long run has millions. For storage that cannot append, they are
+    on this host's disk, and `flush` uploads the whole file.
 
     Args:
         run: The run directory.
@@ -201,7 +201,7 @@ class JsonLines:
         self._path = self._copy.name if self._copy else run.path(name)
         if self._copy:
             run.download(name, self._path)
-        self._pending: list[str] = []  # lines that are not in the file, as it could not be written
+        self._pending: list[str] = []  # lines that could not be written to the file yet
         self._size, self._is_stored = 0, True
         self._fields = FIELDS.get(name, {})
         self._keep(lambda line: self._is_up_to(line, last_step))
@@ -223,7 +223,7 @@ class JsonLines:
         self._keep(is_kept)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns the lines that are in the file, without those that are damaged."""
+        """Returns the lines of the file, without damaged lines."""
         with open(self._path, "rb") if os.path.exists(self._path) else BytesIO() as file:
             return [record for line in file if (record := _record(line, self._fields)) is not None]
 
@@ -271,8 +271,8 @@ class JsonLines:
         self._size, self._is_stored = kept + sum(map(len, after)), self._is_stored and kept == read
 
     def _is_up_to(self, line: bytes, last_step: int) -> bool:
-        """Returns whether a line is of a step up to the last; a damaged one is of none."""
-        # All lines begin with the step. To read ten million of them as JSON takes half a minute.
+        """Returns whether the step of a line is at most the last step; a damaged line has no step."""
+        # All lines begin with the step. Parsing ten million lines as JSON would take half a minute.
         if match := STEP.match(line):
             return int(match[1]) <= last_step
         if record := _record(line, {"step": int}):
@@ -287,7 +287,7 @@ def _say_once(line: str) -> None:
 
 
 def pass_over(damage: DamagedError) -> None:
-    """Says, once, that a damaged file or line is left out of account."""
+    """Reports, once, that a damaged file or line is ignored."""
     _say_once(str(damage))
 
 

@@ -3,10 +3,9 @@
 import os
 import re
 
-# fsspec and cloud libraries quote whole URLs in errors, so no caller can keep secrets out by itself. Users and
-# passwords may hold signs that ought to be encoded; a number behind a colon is a port. A parameter of a query is a
-# secret by its name, or as its value looks like one: signatures and tokens of any service are long, and have letters
-# and digits.
+# fsspec and cloud libraries quote whole URLs in errors, so callers cannot keep secrets out. User names and passwords
+# may hold characters that ought to be encoded; a number after a colon is a port. A query parameter counts as a secret
+# by its name, or if its value looks like a signature or a token: long, with letters and digits.
 NAMES = (
     r"sig|pwd|jwt|sas|otp|x-(?:amz|goog|oss|obs|cos)-[a-z-]+|auth(?!ors?=)[\w.-]*|[\w.-]*"
     r"(?:token|signature|key|credential|passw|passphrase|secret|session|bearer|cookie|_pwd|pwd_|_jwt|jwt_|_pass)[\w.-]*|pass"

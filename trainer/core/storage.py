@@ -49,7 +49,7 @@ EXTRAS = {
 NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SOME_PATHS = "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET/PATH or abfs://CONTAINER/PATH"
-LONGEST_FILE_NAME = 200  # of the 255 bytes that file systems allow, beside a digest, a number and an ending
+LONGEST_FILE_NAME = 200  # in bytes; file systems allow 255, and a digest, a number and an ending are added
 
 
 class Storage:
@@ -59,11 +59,11 @@ class Storage:
 
     Args:
         fs: The file system.
-        frame: What a URL has around the paths of the file system; None if that is only a scheme.
+        frame: The parts of a URL around the paths of the file system; None if there is only a scheme.
 
     Attributes:
-        is_local: Whether the file system is mounted, so that files can be appended to.
-        is_object_store: Whether a write replaces a whole object or nothing, without directories.
+        is_local: Whether the file system is mounted, so that it can append to files.
+        is_object_store: Whether there are no directories, and a write replaces a whole object or nothing.
     """
 
     def __init__(self, fs: AbstractFileSystem, frame: "Frame | None" = None) -> None:
@@ -94,7 +94,7 @@ class Storage:
                 self._fs.makedirs(path, exist_ok=True)
 
     def refuse_read_only(self) -> None:
-        """Refuses to write where no run can live.
+        """Refuses kinds of storage that cannot hold a run.
 
         fsspec keeps what is written to a cache on this host until the process ends, and adds to an archive what a run
         replaces. Threads share one connection of FTP: resumed runs timed out.
@@ -144,7 +144,7 @@ class Storage:
                 _sync(partial)
 
     def sync(self, path: str) -> None:
-        """Makes what was written to a file durable, and the file's name."""
+        """Makes a file's content and its name durable."""
         if self.is_local:
             _sync(path, posixpath.dirname(path))
 
@@ -178,7 +178,7 @@ def partial_name(path: str) -> str:
 
 
 class Frame(NamedTuple):
-    """What a URL has around the paths of its storage: `before` stands for `root`, a path's beginning."""
+    """The parts of a URL around the paths of its storage: `before` stands for `root`, the beginning of a path."""
 
     before: str
     root: str
@@ -186,7 +186,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def of(cls, url: str, path: str) -> "Frame":
-        """Returns what is around a path in its URL.
+        """Finds the parts around a path in its URL.
 
         Their common end is the same for all paths there. Of `abfs://container@account/logs`, whose path is
         `container/logs`, `abfs://container@account` stands for `container`.
@@ -412,7 +412,7 @@ def remedy(error: Exception, url: str) -> str:
 
 
 def digest(content: Any) -> str:
-    """Returns a short name for a JSON-able value: equal values have equal names."""
+    """Returns a short digest of a value that JSON can hold; equal values have equal digests."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
-"""Time limits of waiting for other ranks and hosts, and the line that tells which host is missing.
+"""Time limits for waiting on other ranks and hosts, and the line that names a missing host.
 
-torch itself waits for minutes, or for ever, and without a word. Free of torch, for the checks of the configuration.
+torch itself waits for minutes or forever, without a word. Free of torch, for the checks of the configuration.
 """
 
 import socket
@@ -13,12 +13,12 @@ from typing import TypeVar
 from trainer.core.errors import LostRankError, first_line
 
 COLLECTIVE_SECONDS = 600.0  # the default of train.collective_timeout_seconds
-AT_WORK_SECONDS = 10.0  # between two signs that rank 0 is at work while the others wait
-FIRST_ERROR_SECONDS = 5  # for torchrun to find the failed rank before the ranks that lost it leave
-ANSWER_SECONDS = 5.0  # for a live rank on a busy machine to notice a question whether it lives
-NAME_SECONDS = 30.0  # for the name of another host to resolve
-REACH_SECONDS = 50.0  # for another host to answer; with the start of torch, within a minute
-QUIET_SECONDS = 20.0  # of waiting for another host, until a line says so
+AT_WORK_SECONDS = 10.0  # interval of the signs that rank 0 is at work while the others wait
+FIRST_ERROR_SECONDS = 5  # time that torchrun gets to find the failed rank, before ranks that lost it leave
+ANSWER_SECONDS = 5.0  # time that a live rank on a busy machine gets to answer whether it lives
+NAME_SECONDS = 30.0  # time limit to resolve the name of another host
+REACH_SECONDS = 50.0  # time limit for another host to answer; with the start of torch, it is within a minute
+QUIET_SECONDS = 20.0  # time of waiting for another host until a line reports it
 RETRY_SECONDS = 0.5
 FIREWALL = "every node of a job must reach every port of the others"
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def addresses_of(host: str, port: int) -> list[tuple]:
 
 
 def wait_until_reachable(host: str, port: int, starting_seconds: float = REACH_SECONDS) -> None:
-    """Returns once a program listens at a port of another host.
+    """Waits until a program listens at a port of another host.
 
     Args:
         host: The name or the address of the host.

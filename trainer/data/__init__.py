@@ -1,4 +1,4 @@
-"""Which files and rows: data sets, readers of their formats, selection, the order of an epoch.
+"""Files and rows of a data set: listing files, reading their formats, selecting rows, and the order of an epoch.
 
-Uses config and core.
+Uses config, rules and core.
 """

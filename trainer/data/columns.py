@@ -1,4 +1,4 @@
-"""The columns of files: whether they are usable, mean the same in all files, and have the types of the run."""
+"""Checks of columns: whether they are usable, mean the same in all files, and have the types of the run."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ def _columns_of_ids(config: DataConfig) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Use:
-    """A use of a column in which other types mean other values.
+    """A use of a column for which the type matters, because another type means other values.
 
     Attributes:
-        key: The key of the configuration that the values are for.
+        key: The key of the configuration that names the use.
         column: The column.
         of_ids: Whether the values are ids; else they are numbers.
     """
@@ -50,7 +50,7 @@ class Use:
 
 
 def uses(config: DataConfig) -> list[Use]:
-    """Returns the uses of columns, without times that are transformed: those become seconds from any type."""
+    """Returns the uses of columns. Transformed times are left out, because they become seconds from any type."""
     found = [
         Use(f"data.dense.{name}", feature.column or name, False)
         for name, feature in config.dense.items()
@@ -82,7 +82,7 @@ def id_columns(config: DataConfig) -> list[str]:
 
 
 def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
-    """Checks that a file has the columns of a configuration, with usable types.
+    """Refuses a file that lacks a column of the configuration, or has an unusable type for it.
 
     Raises:
         InputError: A column is missing, occurs twice, or has another type.
@@ -119,7 +119,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
 
 
 def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
-    """Checks that columns mean the same in all files: a day is not a second, and 5 and "5" have different hashes.
+    """Refuses columns whose meaning differs between files: a day is not a second, and 5 and "5" have different hashes.
 
     Args:
         config: The columns.
@@ -141,7 +141,7 @@ def check_alike(config: DataConfig, schemas: dict[pa.Schema, str]) -> None:
 
 
 def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ...]:
-    """Returns the sparse features whose ids are in lists in every file with values, or whose ids have weights.
+    """Returns the sparse features with lists of ids: in all files with values, or because their ids have weights.
 
     Raises:
         InputError: A feature is a list in some files and a single id in others.
@@ -186,7 +186,7 @@ def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: S
 
 
 def _check_vocabulary(file: str, name: str, column: str, dtype: pa.DataType, feature: SparseFeature) -> None:
-    """Refuses a vocabulary of other ids than those of a column: no id would be in it, or some by chance."""
+    """Refuses a vocabulary whose ids are of another kind than the column's: no id would match, or only by chance."""
     vocabulary, here = open_vocabulary(name, feature), meaning(dtype, of_ids=True)
     if vocabulary.is_text != is_string(id_type(dtype)) or vocabulary.meaning not in (None, here):
         there = vocabulary.meaning or ("strings" if vocabulary.is_text else "integers")
@@ -197,7 +197,7 @@ def _check_vocabulary(file: str, name: str, column: str, dtype: pa.DataType, fea
 
 
 def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
-    """Checks the columns of times, crosses, offsets, cut lists and their times, and returns the columns of numbers."""
+    """Checks the columns of times, crosses, offsets, cut lists and their times; returns the columns of numbers."""
     numbers = []
     for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
         for name, feature in features.items():
@@ -221,14 +221,14 @@ LISTS = "lists of "
 
 @dataclass(frozen=True)
 class RecordedTypes:
-    """What the values of the columns meant when a model was trained on them.
+    """The meaning of the columns' values when a model was trained on them.
 
-    A type that is read as another, bit for bit, has the same meaning: integers of any width, strings in any layout.
+    Types that are read as the same values have the same meaning: integers of any width, strings in any layout.
 
     Attributes:
-        meanings: The meaning of each use of a column, by its key, such as `data.sparse.user`; without those of columns
-            that had no values.
-        where: The data, for messages.
+        meanings: The meaning of each use of a column, by its key, such as `data.sparse.user`. Columns without values
+            are left out.
+        where: Name of the data in messages.
     """
 
     meanings: Mapping[str, str]
@@ -236,7 +236,7 @@ class RecordedTypes:
 
     @classmethod
     def of_files(cls, config: DataConfig, files: DataFiles, where: str) -> "RecordedTypes":
-        """Returns the types of files whose columns are checked."""
+        """Records the types of files whose columns have been checked."""
         found: dict[str, str] = {}
         for schema in files.first_of_schemas():
             for use in uses(config):
@@ -246,19 +246,19 @@ class RecordedTypes:
 
     @classmethod
     def of_checkpoint(cls, url: str, train_state: Mapping[str, Any]) -> "RecordedTypes":
-        """Returns the types of a checkpoint; none of an earlier one, which has no record."""
+        """Returns the types recorded in a checkpoint; earlier versions of checkpoints have none."""
         return cls(train_state.get("types", {}), f"the data of the checkpoint at {url}")
 
     def completed(self, other: "RecordedTypes") -> "RecordedTypes":
-        """Returns these types, with those of another record for columns that had no values."""
+        """Returns these types, completed from another record for columns that had no values."""
         return RecordedTypes({**other.meanings, **self.meanings}, self.where)
 
     def check(self, config: DataConfig, files: DataFiles) -> None:
-        """Refuses files in which a column means something else: its ids would get other rows, its numbers another unit.
+        """Refuses files in which a column has another meaning: its ids would get other rows, its numbers another unit.
 
         Args:
             config: The columns that are read.
-            files: Files whose columns are checked.
+            files: Files whose columns have been checked.
 
         Raises:
             InputError: A column differs.
@@ -274,7 +274,7 @@ class RecordedTypes:
                     )
 
     def check_items(self, data: DataConfig, files: DataFiles) -> None:
-        """Refuses a catalogue with none of the ids that hard negatives have.
+        """Refuses a catalogue whose ids are of another kind than those of hard negatives.
 
         Args:
             data: Names the column of the items' ids.
@@ -293,7 +293,7 @@ class RecordedTypes:
             )
 
     def ids_of(self, feature: str) -> str:
-        """Returns what the ids of a sparse feature were, alone or in lists; empty if unknown."""
+        """Returns the meaning of a sparse feature's ids, alone or in lists; empty if unknown."""
         key = f"data.sparse.{feature}"
         own = [text for name, text in self.meanings.items() if name == key or name.startswith(f"{key}.columns.")]
         return " and ".join(text.removeprefix(LISTS) for text in own)

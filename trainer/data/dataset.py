@@ -1,4 +1,4 @@
-"""A data set: a sorted list of files on any fsspec URL, their row groups, and whether they have changed."""
+"""Data sets: a sorted list of files on any fsspec URL, their row groups, and the check whether they have changed."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,9 +23,9 @@ from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.formats import NAMES, format_of_bytes, make_reader
 
-ALL = -1  # in place of a number of rows, where a row group has all of them
+ALL = -1  # stands for the number of rows if all rows of a row group are chosen
 NO_CHOICE = (-1, ALL, 0, 0)
-NAMED_FILES = 10_000  # a checkpoint names no more files: a million would take 100 MB in each
+NAMED_FILES = 10_000  # largest number of files that a checkpoint names; a million would add 100 MB to each checkpoint
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class RowChoice:
     Attributes:
         copy: Number of earlier copies of the row group in the epoch.
         matching: Rows that meet the filter; None if all do.
-        negatives: Rows that meet the filter and have a first label of 0; 0 if all negatives are kept.
-        kept: Number of kept negatives.
+        negatives: Number of rows that meet the filter and have a first label of 0; 0 if all negatives are kept.
+        kept: Number of negatives to keep.
     """
 
     copy: int
@@ -47,12 +47,12 @@ class RowChoice:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group, by the place of its file in the data set and its place in the file.
+    """A row group: the number of its file in the data set, and its number in the file.
 
     Attributes:
-        file: The place of the file.
-        index: The place in the file.
-        rows: The chosen rows.
+        file: Number of the file in the data set.
+        index: Number of the row group in the file.
+        rows: Number of chosen rows.
         choice: How data.select chooses rows; None for all rows.
     """
 
@@ -64,7 +64,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class FileSet:
-    """The files of one split, sorted by URL.
+    """The files of a split, sorted by URL.
 
     Attributes:
         files: The files, empty ones included.
@@ -77,7 +77,7 @@ class FileSet:
     seed: int = 0
 
     def __reduce__(self) -> tuple:
-        # Without what each rank can compute.
+        # Cached properties are left out: each rank can compute them.
         return _unpacked, (self.files, None if self.chosen is None else _packed(self.chosen), self.seed)
 
     @cached_property
@@ -90,7 +90,7 @@ class FileSet:
 
     @cached_property
     def rows(self) -> int:
-        """Chosen rows of the whole set."""
+        """Number of chosen rows in the data set."""
         return self._rows_in_files if self.chosen is None else sum(group.rows for group in self.chosen)
 
     @cached_property
@@ -99,8 +99,8 @@ class FileSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the files, their sizes and their row counts."""
-        # Sizes and row counts, not contents: reading all data again before every resume would take too long.
+        """A digest that changes with the files, their sizes and their row counts."""
+        # Not of the contents: reading all data before every resume would take too long.
         digest = hashlib.sha256()
         for number, outline in enumerate(self.files.outline()):
             digest.update((", " if number else "[").encode() + repr(outline)[1:-1].encode())
@@ -116,12 +116,12 @@ class FileSet:
         return {name: [size, sum(groups)] for outline in self.files.outline() for name, size, groups, _ in outline}
 
     def description(self) -> dict[str, Any]:
-        """Returns the record of the data in a checkpoint, from which `change_since` finds what changed."""
+        """Returns the description of the data for a checkpoint; `change_since` compares with it."""
         of_files = {"files": self._named()} if len(self.files) <= NAMED_FILES else {}
         return {"fingerprint": self.fingerprint, **self._totals, **of_files}
 
     def change_since(self, saved: dict[str, Any]) -> str:
-        """Returns the first change between the data of an earlier `description` and these files."""
+        """Describes the first change of these files since an earlier `description`."""
         if "files" not in saved:
             return self._change_of_totals(saved)
         before, now = saved["files"], self._named()
@@ -137,7 +137,7 @@ class FileSet:
         return "a file has other row groups"
 
     def _change_of_totals(self, saved: dict[str, int]) -> str:
-        """Does the same for a description of too many files to name."""
+        """Does the same as `change_since` for a description of too many files to name."""
         now = self._totals
         if all(saved[name] == now[name] for name in now):
             return f"a name, a size or the row groups of a file; of more than {NAMED_FILES:,} files it names none"
@@ -148,9 +148,9 @@ class FileSet:
 
 
 def _packed(chosen: Sequence[RowGroup]) -> tuple[int, pa.Buffer]:
-    """Returns the number of row groups, and their compressed columns.
+    """Packs row groups for pickling: their number, and their compressed columns.
 
-    A million take 1.5 s and 4 MB; as pickled objects, 15 s and 50 MB.
+    A million row groups take 1.5 s and 4 MB; as pickled objects they take 15 s and 50 MB.
     """
     lines = [
         (group.file, group.index, group.rows, *(NO_CHOICE if group.choice is None else _numbers(group.choice)))
@@ -178,7 +178,7 @@ def _unpacked(files: DataFiles, packed: tuple[int, pa.Buffer] | None, seed: int)
 def find_files(
     key: str, patterns: Sequence[str], config: DataConfig, choose: Callable[[list[str]], list[str]] = list
 ) -> FileSet:
-    """Lists the files of a data set, inspects each, and checks their columns.
+    """Lists the files of a data set, inspects each file, and checks the columns.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
@@ -187,7 +187,7 @@ def find_files(
         choose: Returns the URLs to keep.
 
     Raises:
-        InputError: The same as `inspect_files`, or a column is missing or has a type that cannot be used.
+        InputError: As in `inspect_files`, or a column is missing or has a type that cannot be used.
     """
     names = [*config.columns, *(clause.column for clause in config.select.clauses)]
     return check_files(inspect_files(key, patterns, config, choose, names), config)
@@ -200,14 +200,14 @@ def inspect_files(
     choose: Callable[[list[str]], list[str]] = list,
     names: Collection[str] | None = None,
 ) -> FileSet:
-    """Lists the files of a data set and inspects each file, without checking its columns.
+    """Lists the files of a data set and inspects each file; does not check columns.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories, on any fsspec URL.
         config: Names the reader.
         choose: Returns the URLs to keep.
-        names: The columns that paths may give. Unset: all columns in the paths.
+        names: The columns to take from paths. Unset: all columns in the paths.
 
     Raises:
         InputError: There is no pattern, a pattern matches nothing, a file cannot be read, or there are no rows.
@@ -229,7 +229,7 @@ def inspect_files(
 
 
 def check_files(files: FileSet, config: DataConfig) -> FileSet:
-    """Checks the columns of files, and returns the files with their lists and texts.
+    """Checks the columns of files; returns the files with `lists` and `texts` filled in.
 
     Raises:
         InputError: A column is missing, has an unusable type, or has different types in two files.
@@ -248,7 +248,7 @@ def _inspect(url: str, is_regular: bool, reader: Reader) -> FileContents:
         InputError: The file is not regular, or cannot be read.
     """
     name = without_secrets(url)
-    if not is_regular:  # opening a pipe waits for a writer, perhaps for ever
+    if not is_regular:  # opening a pipe would wait for a writer, perhaps forever
         raise InputError(f"{name}: is not a regular file, and pipes, devices and directories cannot be read as data")
     try:
         with readable(f"{name}: cannot be read as {reader.format}"):
@@ -269,7 +269,7 @@ def readable(refused: str) -> Iterator[None]:
 
     Raises:
         InputError: The file is truncated, gone, or not readable by this user.
-        StorageError: Storage failed, and may recover by the next attempt.
+        StorageError: Storage failed and may have recovered by the next attempt.
     """
     try:
         with os_errors():
@@ -277,10 +277,11 @@ def readable(refused: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         if any(map(_is_damage, (error, error.__cause__))):
             raise InputError(f"{refused}, is it whole? ({first_line(error)})") from error
-        kind = StorageError if type(error) is StorageError else InputError  # a missing or refused file stays so
+        # Subclasses of StorageError stand for a missing or refused file: another attempt would find the same.
+        kind = StorageError if type(error) is StorageError else InputError
         raise kind(f"{refused} ({first_line(error)})") from error
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """Returns whether Arrow raises this error for a damaged file: its own class, or an OSError of no system call."""
+    """Returns whether Arrow reports a damaged file: by its own error, or an OSError that comes from no system call."""
     return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)

@@ -1,7 +1,7 @@
-"""The files of a data set as columns, with the columns that their paths hold.
+"""The files of a data set as a table, and the columns that their paths hold (`day=2026-11-20/`).
 
-`pyarrow.dataset.HivePartitioning` was weighed. Its integers are int32, so ids of 10 digits become strings, with other
-hashes; it refuses a column that is null in all paths; 20,000 paths take 0.16 s, here 0.11 s.
+Why not `pyarrow.dataset.HivePartitioning`: its integers are int32, so ids of 10 digits become strings with other
+hashes. It also refuses a column that is null in all paths. 20,000 paths take 0.16 s with it, and 0.11 s here.
 """
 
 import re
@@ -22,17 +22,17 @@ from trainer.data.readers.base import Column, Statistics
 from trainer.rules.plain_types import is_string, to_plain, to_texts
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-INTEGER = re.compile(r"-?\d{1,18}")  # 18 digits always fit into 64 bits; Arrow does not read a plus sign
+INTEGER = re.compile(r"-?\d{1,18}")  # 18 digits always fit in 64 bits; Arrow reads no plus sign
 
 
 @dataclass(frozen=True)
 class PathColumn:
-    """A column from the path of a file: one value for all rows.
+    """A column from the path of a file, with the same value for all rows.
 
     Attributes:
         name: Name of the column.
-        text: The value in the path, None for a null.
-        in_file: Whether the file also has the column, with the same values.
+        text: The value in the path; None for a null.
+        in_file: Whether the file itself has the column, too. Then its values must be the same.
     """
 
     name: str
@@ -46,14 +46,14 @@ class PathColumn:
         return pa.chunked_array([pa.repeat(pa.scalar(self.text).cast(dtype), rows)])
 
     def statistics(self, dtype: pa.DataType, rows: int) -> Statistics:
-        """Returns the bounds of the column in a row group, so that filters need not open the file."""
+        """Returns the statistics of the column in a row group, so that filters need not open the file."""
         if self.text is None:
             return Statistics(None, None, rows)
         value = pa.scalar(self.text).cast(dtype).as_py()
         return Statistics(value, value, 0)
 
     def check(self, column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-        """Returns the file's own column.
+        """Returns the file's own column if it agrees with the path.
 
         Raises:
             InputError: The column has another value.
@@ -69,7 +69,7 @@ class PathColumn:
         return column
 
     def _equal(self, values: pa.Array) -> pa.BooleanArray:
-        """Returns which values equal the value in the path."""
+        """Returns which values of the column equal the value in the path."""
         if self.text is None:
             return values.is_null()
         values = values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
@@ -87,7 +87,7 @@ def _value(values: pa.Array) -> Any:
 
 
 def texts_in_path(url: str, names: Iterable[str] | None = None) -> dict[str, str | None]:
-    """Returns the path's values of the columns `names`, as text. Unset: of all columns in the path."""
+    """Returns the values of columns in a path as text: of the columns `names`, or of all columns if unset."""
     folders = url.partition("?")[0].split("/")[:-1]
     pairs = [folder.partition("=") for folder in folders if "=" in folder]
     found = {unquote(name): unquote(text) for name, _, text in pairs}
@@ -99,7 +99,7 @@ def texts_in_path(url: str, names: Iterable[str] | None = None) -> dict[str, str
 
 
 def path_types(texts: Sequence[Mapping[str, str | None]]) -> dict[str, pa.DataType]:
-    """Returns the type of each column in the paths of a data set: integers if all values are integers, else strings."""
+    """Returns the type of each column in the paths of a data set: integer if all values are integers, else string."""
     values: dict[str, list[str]] = {}
     for one in texts:
         for name, text in one.items():
@@ -116,13 +116,13 @@ def _type(texts: Sequence[str]) -> pa.DataType:
 def with_path_columns(
     column: Column, given: Mapping[str, PathColumn], schema: pa.Schema, rows: int, where: str
 ) -> Column:
-    """Returns the columns of a row group: columns of the file and of its path.
+    """Returns a function for the columns of a row group, both of the file and of its path.
 
     Args:
         column: Returns a column of the file.
         given: The columns of the path, by name.
-        schema: The types of both.
-        rows: Rows of the row group.
+        schema: The types of all columns.
+        rows: Number of rows in the row group.
         where: Name of the row group in messages.
     """
 
@@ -136,21 +136,21 @@ def with_path_columns(
     return read
 
 
-AT_ONCE = 1 << 14  # files become Python objects in groups of this size, to save memory
+AT_ONCE = 1 << 14  # number of files that are Python objects at the same time, to save memory
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file.
+    """A file of a data set.
 
     Attributes:
         url: URL of the file.
         size_bytes: Size of the file.
-        row_groups: The rows of each row group.
+        row_groups: Number of rows in each row group.
         schema: The names and types of the columns in the file and in its path.
         lists: The sparse features that are lists of ids.
         texts: The columns of string ids: sparse features, groups and hard negatives.
-        index: The reader's index to open the row groups.
+        index: The reader's index for opening row groups.
         path_columns: The columns from the path.
     """
 
@@ -165,17 +165,17 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """The URL without its secrets, for messages and checkpoints: a signed URL changes every day."""
+        """The URL without secrets, for messages and checkpoints; a signed URL would change every day."""
         return without_secrets(self.url)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of some files.
+    """The columns that some files have in common.
 
     Attributes:
         schema: The names and types of the columns in the files and in their paths.
-        in_path: The columns in the paths, each with whether the files have it, too.
+        in_path: For each column in the paths, whether the files have it, too.
     """
 
     schema: pa.Schema
@@ -184,10 +184,10 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class DataFiles(Sequence[DataFile]):
-    """The files of a data set; a file is made from its columns where it is used.
+    """The files of a data set as a table. A `DataFile` is made from its row when it is used.
 
     Attributes:
-        columns: A row for each file: `url`, `size`, `row_groups`, `index`, and `layout`, a place in `layouts`.
+        columns: A row for each file: `url`, `size`, `row_groups`, `index`, and `layout`, an index into `layouts`.
         layouts: The different layouts.
         lists: The sparse features that are lists of ids.
         texts: The columns of string ids.
@@ -200,11 +200,11 @@ class DataFiles(Sequence[DataFile]):
 
     @classmethod
     def of(cls, outlines: Outlines, names: Collection[str] | None = None) -> "DataFiles":
-        """Returns files with their outlines.
+        """Makes the table from the outlines of files.
 
         Args:
             outlines: The outlines.
-            names: The columns that paths may give. Unset: all columns in the paths.
+            names: The columns to take from paths. Unset: all columns in the paths.
         """
         columns = outlines.columns
         texts, folders = _texts_of_folders(columns["url"], names)
@@ -212,7 +212,7 @@ class DataFiles(Sequence[DataFile]):
         given = [tuple(text) for text in texts]
         different = list(dict.fromkeys(given))
         numbers = np.array([different.index(one) for one in given])[folders]
-        # Each pair of a schema and of columns in the path that occurs is a layout.
+        # A layout is a pair that occurs: a schema, and the columns in the path.
         pairs, places = np.unique(columns["schema"].to_numpy() * len(different) + numbers, return_inverse=True)
         layouts = [
             _layout(outlines.schemas[pair // len(different)], different[pair % len(different)], types) for pair in pairs
@@ -250,14 +250,14 @@ class DataFiles(Sequence[DataFile]):
         return found
 
     def rows_of_groups(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the file, the place in the file and the rows of each row group, in the order of the files."""
+        """Returns, for each row group in the order of the files: the file, the number in the file, and the rows."""
         groups = self.columns["row_groups"].combine_chunks()
         counts = pc.list_value_length(groups).to_numpy()  # pyrefly: ignore[missing-attribute]
         files = np.repeat(np.arange(len(counts)), counts)
         return files, places_in_groups(counts), groups.flatten().to_numpy()
 
     def outline(self) -> Iterator[list[tuple[str, int, tuple[int, ...], tuple[str, ...]]]]:
-        """Yields name, size and row groups of the files, and the lists of ids, many files at a time."""
+        """Yields the data for the fingerprint, many files at a time: names, sizes, row groups and lists of ids."""
         for batch in self.columns.to_batches(AT_ONCE):
             urls, sizes, groups = (batch[name].to_pylist() for name in ("url", "size", "row_groups"))
             yield [
@@ -282,7 +282,7 @@ def _unpacked(content: pa.Buffer, *facts: tuple) -> DataFiles:
 def _texts_of_folders(
     urls: pa.ChunkedArray, names: Collection[str] | None
 ) -> tuple[list[dict[str, str | None]], np.ndarray]:
-    """Returns the columns in the path of each directory, and the place of each file's directory, `[N]`."""
+    """Returns the columns in the path of each directory, and the number of each file's directory, `[N]`."""
     if not pc.any(pc.match_substring(urls, "=")).as_py():  # pyrefly: ignore[missing-attribute]
         return [{}], np.zeros(len(urls), np.int64)
     places: dict[str, int] = {}
@@ -291,6 +291,6 @@ def _texts_of_folders(
 
 
 def _layout(schema: pa.Schema, given: Sequence[str], types: Mapping[str, pa.DataType]) -> Layout:
-    """Returns a layout; columns that only the paths give are in the schema, too."""
+    """Returns a layout; its schema includes columns that are only in the paths."""
     fields = [pa.field(name, types[name]) for name in given if name not in schema.names]
     return Layout(pa.schema([*schema, *fields]), tuple((name, name in schema.names) for name in given))

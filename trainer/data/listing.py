@@ -1,4 +1,4 @@
-"""Lists the files of a data set, each with its version in storage, without a request for each file."""
+"""Lists the files of a data set with their versions in storage, without a request per file."""
 
 import heapq
 import os
@@ -30,7 +30,7 @@ MARKS = (".", "_")
 
 
 class LeftOutPaths:
-    """The paths that listings leave out, by the reason: their number, and one to name."""
+    """Counts the paths that listings leave out, by reason, and remembers an example of each."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, str]] = {}
@@ -42,7 +42,7 @@ class LeftOutPaths:
         self._found[reason] = number + 1, min(first, path)
 
     def update(self, other: "LeftOutPaths") -> None:
-        """Adds what another has."""
+        """Adds the paths of another."""
         with self._lock:
             for reason, (number, path) in other._found.items():
                 before, first = self._found.get(reason, (0, path))
@@ -56,12 +56,12 @@ class LeftOutPaths:
 
 
 class HiddenNames:
-    """Tells the names that Spark, Dask and pyarrow.dataset leave out: those with a dot or an underscore in front.
+    """Recognizes hidden names, with a dot or an underscore in front; Spark, Dask and pyarrow.dataset leave them out.
 
-    Not those with `=`, which are partitions of a column with such a name.
+    A name with `=` is not hidden: it is a partition of a column whose name begins like that.
 
     Args:
-        asked_for: Names or globs that a pattern has in so many words.
+        asked_for: Names or globs that a pattern spells out, and that are therefore not hidden.
     """
 
     def __init__(self, asked_for: Collection[str] = ()) -> None:
@@ -73,24 +73,24 @@ class HiddenNames:
         return not any(fnmatchcase(name, one) for one in self._asked_for)
 
     def on_the_way(self, path: str) -> bool:
-        """Returns whether a relative path has a hidden name."""
+        """Returns whether a relative path has a hidden name in it."""
         return any(name in self for name in path.split("/"))
 
 
 def walk(
     top: str, wanted: Callable[[str], object], hidden: HiddenNames, left_out: LeftOutPaths, depth: int | None = None
 ) -> Iterator[os.DirEntry[str]]:
-    """Yields files and directories below a directory; faster than fsspec's `find` and in a tenth of the memory.
+    """Yields files and directories below a directory, faster than fsspec's `find` and with a tenth of its memory.
 
-    Links are followed last, so that a file keeps the path that has no linked directory in it. A link that leads up, or
-    to what was walked through, is left out, so that no walk goes in a loop, or through a directory twice.
+    Links are followed last, so that a file gets the path without a linked directory if it has one. A link to a parent,
+    or to a directory that was visited, is left out, so that the walk ends and visits no directory twice.
 
     Args:
         top: The directory.
-        wanted: Whether to yield what has this path.
+        wanted: Returns whether to yield a path.
         hidden: Names to leave out.
-        left_out: Gets what is left out.
-        depth: Levels below the directory to walk through. Unset: all.
+        left_out: Counts the paths that are left out.
+        depth: Number of levels to visit below the directory. Unset: all.
     """
     real_top = os.path.realpath(top)
     folders, links, walked = [(top, real_top, 1)], list[tuple[str, str, int]](), set[str]()
@@ -129,11 +129,11 @@ def walk(
 
 
 def _is_above(folder: str, other: str) -> bool:
-    """Returns whether a directory is another, or has it somewhere in it."""
+    """Returns whether a directory is a parent of another, or the same."""
     return f"{other}/".startswith(f"{folder.rstrip('/')}/")
 
 
-# The file systems' names for the version of a file.
+# The keys for the version of a file in the records of fsspec's file systems.
 VERSIONS = (
     "ETag",
     "etag",
@@ -149,15 +149,15 @@ VERSIONS = (
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """Returns the version of a file in fsspec's record of it, empty if storage has none."""
+    """Returns the version of a file from fsspec's record; empty if storage keeps no versions."""
     return next((str(info[key]) for key in VERSIONS if info.get(key) is not None), "")
 
 
 def local_version(status: os.stat_result) -> str:
     """Returns the version of a file on a local disk.
 
-    By two dates: programs set the first, such as `cp -p` and `rsync -t`, and nobody the second. Not by the inode, which
-    some mounted file systems number anew at each mount.
+    The version consists of two dates. Programs such as `cp -p` and `rsync -t` set the first, but cannot set the second.
+    The inode is not used, because some mounted file systems number inodes anew at each mount.
     """
     return f"{status.st_mtime_ns} {status.st_ctime_ns}"
 
@@ -171,7 +171,7 @@ def version_at(fs: AbstractFileSystem, path: str) -> tuple[int, str]:
     return int(info["size"]), version_of(info)
 
 
-LIST_THREADS = 16  # a pattern that is a single file is a request to storage, and there may be many
+LIST_THREADS = 16  # for patterns that name single files: each takes a request to storage, and there may be many
 
 LISTED = pa.schema(
     [("url", pa.large_string()), ("size", pa.int64()), ("version", pa.large_string()), ("is_regular", pa.bool_())]
@@ -188,18 +188,18 @@ Infos = Mapping[str, Mapping[str, Any]]
 def list_patterns(
     key: str, patterns: Sequence[str], reader: Reader, choose: Callable[[list[str]], list[str]] = list
 ) -> pa.Table:
-    """Returns the files of patterns as `LISTED`, sorted by URL, each once, and prints what directories leave out.
+    """Lists the files of patterns as `LISTED`, sorted by URL without duplicates; prints which paths are left out.
 
     Args:
         key: The key or flag that gave the patterns.
         patterns: Files, globs or directories, on any fsspec URL.
         reader: The reader of the files.
-        choose: Returns the URLs to keep, in their order.
+        choose: Returns the URLs to keep, in the same order.
 
     Raises:
         InputError: The same as `list_files`.
     """
-    pa.array([])  # now, in one thread, pyarrow imports pandas, where that is installed; see Loader
+    pa.array([])  # makes pyarrow import pandas before there are threads; see Loader
     left_out = LeftOutPaths()
     with ThreadPoolExecutor(LIST_THREADS) as pool:
         tables = pool.map(lambda pattern: list_files(key, pattern, reader, left_out), patterns)
@@ -212,7 +212,7 @@ def list_patterns(
 
 
 def list_files(key: str, pattern: str, reader: Reader, left_out: LeftOutPaths | None = None) -> pa.Table:
-    """Returns the files of a file, glob or directory, as `LISTED`.
+    """Lists the files of a file, glob or directory, as `LISTED`.
 
     Raises:
         InputError: There is no such file. The message names `key`.
@@ -233,13 +233,13 @@ def list_files(key: str, pattern: str, reader: Reader, left_out: LeftOutPaths | 
 
 
 def matching_files(key: str, pattern: str, reader: Reader | Format, left_out: LeftOutPaths | None = None) -> pa.Table:
-    """Returns the files of a file, glob or directory, which need not exist, as `LISTED`, sorted by URL.
+    """Lists the files of a file, glob or directory, which need not exist, as `LISTED`, sorted by URL.
 
     Args:
         key: The key or flag that gave the pattern.
         pattern: A file, glob or directory, on any fsspec URL.
         reader: The reader of the files.
-        left_out: Gets what a directory or a glob leaves out.
+        left_out: Counts the paths that are left out.
     """
     left_out = left_out or LeftOutPaths()
     with named(key, pattern):
@@ -254,13 +254,13 @@ def matching_files(key: str, pattern: str, reader: Reader | Format, left_out: Le
 
 
 def _ends(reader: Reader | Format) -> tuple[str, ...]:
-    """Returns the ends of the names of a reader's files, in small letters."""
+    """Returns the endings of the names of a reader's files, in lower case."""
     ends = (reader.suffix,) if isinstance(reader.suffix, str) else reader.suffix
     return tuple(end.lower() for end in ends)
 
 
 def _sorted(files: pa.Table) -> pa.Table:
-    """Returns files sorted by URL, each once."""
+    """Sorts files by URL and removes duplicates."""
     files = files.take(pc.sort_indices(files["url"])).combine_chunks()  # pyrefly: ignore[missing-attribute]
     urls = files["url"]
     is_first = pc.not_equal(urls[1:], urls[:-1]).to_numpy()  # pyrefly: ignore[missing-attribute]
@@ -268,19 +268,19 @@ def _sorted(files: pa.Table) -> pa.Table:
 
 
 def _file_or_below(fs: Storage, path: str, ends: tuple[str, ...], left_out: LeftOutPaths) -> Rows:
-    """Returns a file, or the files below a directory; one request for a file that is named like one."""
+    """Lists a file, or the files below a directory; needs a single request if the name looks like a file's."""
     try:
         info = fs.info(path)
     except FileNotFoundError:
         return [], [], [], []
-    # By `info`, a directory of an HTTP server is a file.
+    # `info` takes a directory of an HTTP server for a file.
     if info["type"] == "directory" or (not path.lower().endswith(ends) and fs.isdir(path)):
         return _below(fs, path, ends, left_out)
     return _local_rows([path]) if fs.is_local else _rows({path: info})
 
 
 def _below(fs: Storage, path: str, ends: tuple[str, ...], left_out: LeftOutPaths) -> Rows:
-    """Returns the files below a directory."""
+    """Lists the files below a directory."""
     hidden = HiddenNames()
     if fs.is_local:
         entries = walk(path, lambda found: found.lower().endswith(ends), hidden, left_out)
@@ -290,7 +290,7 @@ def _below(fs: Storage, path: str, ends: tuple[str, ...], left_out: LeftOutPaths
 
 
 def files_of_glob(fs: Storage, path: str, left_out: LeftOutPaths) -> Rows:
-    """Returns the files and directories that a glob matches; linked directories are followed."""
+    """Lists the files and directories that a glob matches; follows linked directories."""
     top = re.split("[*?[]", path, maxsplit=1)[0].rpartition("/")[0]
     below = path.removeprefix(top).lstrip("/").split("/")
     hidden = HiddenNames(below)
@@ -303,7 +303,7 @@ def files_of_glob(fs: Storage, path: str, left_out: LeftOutPaths) -> Rows:
 
 
 def _without_hidden(found: Infos, top: str, hidden: HiddenNames, left_out: LeftOutPaths) -> Infos:
-    """Returns files without those that have a hidden name below a directory."""
+    """Removes files that have a hidden name in their path below a directory."""
     kept: dict[str, Mapping[str, Any]] = {}
     for name, info in found.items():
         if hidden.on_the_way(name.removeprefix(top)):
@@ -314,7 +314,7 @@ def _without_hidden(found: Infos, top: str, hidden: HiddenNames, left_out: LeftO
 
 
 def _local_rows(entries: Iterable[os.DirEntry[str] | str]) -> Rows:
-    """Returns files of a local disk: a million files take 3 s; fsspec's `find` takes 8 s and 800 MB."""
+    """Lists files of a local disk. A million files take 3 s; fsspec's `find` takes 8 s and 800 MB."""
     names, sizes, versions, are_regular = rows = [], [], [], []
     for entry in entries:
         status = _status(entry)
@@ -328,11 +328,11 @@ def _local_rows(entries: Iterable[os.DirEntry[str] | str]) -> Rows:
 def _status(entry: os.DirEntry[str] | str) -> os.stat_result | None:
     try:
         return os.stat(entry) if isinstance(entry, str) else entry.stat()
-    except OSError:  # a broken link, which the reader will name
+    except OSError:  # a broken link; the reader will report it
         return None
 
 
 def _rows(found: Infos) -> Rows:
-    """Returns files by fsspec's records of them."""
+    """Converts fsspec's records of files to `LISTED`."""
     infos = found.values()
     return [*found], [info.get("size") for info in infos], [*map(version_of, infos)], [True] * len(found)

@@ -1,4 +1,4 @@
-"""The outlines of a data set's files, kept from job to job: the next start reads only the files that changed."""
+"""Outlines of files (schema and row groups), cached from job to job: a later start reads only files that changed."""
 
 import fcntl
 import hashlib
@@ -31,11 +31,11 @@ OFFSET = np.dtype("<i8")
 
 
 class Cache:
-    """A directory of files that are written whole. Files may be deleted while no job runs.
+    """The cache: a directory of files that are written whole. Files may be deleted while no job runs.
 
     Args:
         url: The directory, on any fsspec URL. Unset: torchx-recsys in the user's cache directory.
-        key: The key that names the directory, for messages.
+        key: The key of the configuration that names the directory, for messages.
 
     Raises:
         InputError: The directory cannot be used.
@@ -71,7 +71,7 @@ class Cache:
             return self._fs.exists(self._path(name))
 
     def write_blocks(self, name: str, blocks: Iterable[bytes]) -> None:
-        """Writes a file of blocks, each compressed alone, and a footer with the place of each block."""
+        """Writes a file of blocks, each compressed alone, and a footer with the offsets of the blocks."""
 
         def parts() -> Iterator[bytes]:
             codec, offsets = pa.Codec("zstd", 1), [0]
@@ -83,7 +83,7 @@ class Cache:
         self._write(name, parts())
 
     def read_offsets(self, name: str, blocks: int) -> np.ndarray:
-        """Returns where each block of a file begins, and where the last ends, `[blocks + 1]`."""
+        """Returns where each block of a file begins and the last block ends, `[blocks + 1]`."""
         with self._named():
             footer = self._fs.cat_file(self._path(name), start=-OFFSET.itemsize * (blocks + 1))
         return np.frombuffer(footer, OFFSET)
@@ -96,8 +96,8 @@ class Cache:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Makes other processes and threads of this host that write the same file wait."""
-        if not self._fs.is_local:  # at worst two hosts write the same file, with the same content
+        """Inside the block, other processes and threads of this host that write the same file wait."""
+        if not self._fs.is_local:  # no locks there: at worst two hosts write the same file with the same content
             yield
             return
         with self._named():
@@ -113,15 +113,15 @@ class Cache:
         return named(self._key, self._url)
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Writes a file under another name, and moves the whole file."""
+        """Writes a file under another name, and renames it once it is whole."""
         fs, path = (LOCAL, None) if self._fs.is_object_store else (self._fs, self._path(name))
-        # Only whole files go to an object store: if a part failed, fsspec would store the beginning of the file.
+        # An object store gets the file in a single write: if a part failed, fsspec would store the beginning.
         partial = f"{path or Path(tempfile.gettempdir(), name)}.{uuid.uuid4().hex}.partial"
         try:
             with self._named():
                 file = fs.open(partial, "wb")
             with file:
-                for part in parts:  # not within `named`: making a part may fail, too
+                for part in parts:  # outside of `named`, because making a part can fail, too
                     with self._named():
                         file.write(part)
             with self._named():
@@ -131,11 +131,11 @@ class Cache:
                 fs.rm_file(partial)
 
 
-LAYOUT = 2  # the version of the files in the cache
-LEAST_FILES = 256  # fewer outlines are not kept: reading them takes a second or two, also from an object store
-FOOTER_THREADS = 16  # reading a footer from an object store takes several requests, one after the other
+LAYOUT = 2  # version of the files in the cache
+LEAST_FILES = 256  # smallest data set to cache; fewer files are read in a second or two, also from an object store
+FOOTER_THREADS = 16  # number of footers read at the same time; each takes several requests to an object store
 PROGRESS_SECONDS = 10
-CHUNK = 1024  # schemas of files, mostly equal, are in memory in groups of this size
+CHUNK = 1024  # number of schemas in memory at the same time, before equal ones are merged
 CHECKSUM_BYTES = 4
 COLUMNS = pa.schema(
     [
@@ -154,7 +154,7 @@ class Outlines:
     """The outlines of files.
 
     Attributes:
-        columns: A row for each file, as `COLUMNS` says; `schema` is a place in `schemas`.
+        columns: A row for each file, with the columns of `COLUMNS`; `schema` is an index into `schemas`.
         schemas: The different schemas.
     """
 
@@ -176,7 +176,7 @@ class Outlines:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Outlines":
-        """Returns what `to_bytes` wrote.
+        """Reads the outlines that `to_bytes` wrote.
 
         Raises:
             ValueError: The content is damaged.
@@ -201,17 +201,17 @@ def find_outlines(
     reader: Reader,
     inspect: Callable[[str], FileContents],
 ) -> Outlines:
-    """Returns the outlines of files, in their order: kept ones where storage lists a file as it was, else read now.
+    """Returns the outlines of files, in order: from the cache if storage lists the same version, else read now.
 
     Args:
         key: The key or flag that gave the patterns, for messages.
-        patterns: Where the files are; the outlines are kept by them.
+        patterns: The patterns of the files, which name the entry in the cache.
         listed: The files, as `LISTED`.
         config: Names the reader and the cache.
         reader: The reader.
         inspect: Reads the outline of a file.
     """
-    # A URL with a secret is not written anywhere.
+    # A URL with a secret is never written to a file, so its outlines are not cached.
     can_keep = len(listed) >= LEAST_FILES and getattr(reader, "inspects_file_alone", False)
     if not can_keep or any(without_secrets(pattern) != pattern for pattern in patterns):
         return _complete(key, EMPTY, listed, inspect)
@@ -220,7 +220,7 @@ def find_outlines(
     try:
         cache = Cache(config.cache)
         content = cache.read(name)
-    except InputError as error:  # no reason not to train
+    except InputError as error:  # a cache that fails is no reason not to train
         print(f"{key}: the footers of {plural(len(listed), 'file')} are read at every start: {error}", flush=True)
         return _complete(key, EMPTY, listed, inspect)
     kept = _unpacked(key, content) if content else EMPTY
@@ -242,7 +242,7 @@ def _unpacked(key: str, content: bytes) -> Outlines:
 
 
 def _complete(key: str, kept: Outlines, listed: pa.Table, inspect: Callable[[str], FileContents]) -> Outlines:
-    """Returns the outlines of the listed files; `kept` itself if it has just these."""
+    """Returns the outlines of the listed files; `kept` itself if it has exactly these files."""
     urls, sizes, versions = (listed[name].combine_chunks() for name in ("url", "size", "version"))
     there = kept.columns.select(["size", "version"])
     if kept.columns["url"].combine_chunks().equals(urls):
@@ -261,7 +261,7 @@ def _complete(key: str, kept: Outlines, listed: pa.Table, inspect: Callable[[str
     columns = pa.concat_tables([kept.columns.take(places.filter(pa.array(known))), _table(new, contents)])
     order = np.argsort(np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)]))
     columns = columns.take(pa.array(order)).combine_chunks()
-    # Schemas of files that are gone go, too.
+    # Schemas that no file has any more are dropped.
     used, renumbered = np.unique(columns["schema"].to_numpy(), return_inverse=True)
     place = columns.column_names.index("schema")
     columns = columns.set_column(place, "schema", pa.array(renumbered.astype(np.int32)))
@@ -270,11 +270,11 @@ def _complete(key: str, kept: Outlines, listed: pa.Table, inspect: Callable[[str
 
 
 def _table(listed: pa.Table, contents: Iterator[tuple[FileContents, int]]) -> pa.Table:
-    """Returns the columns of files that were just read, each with the number of its schema."""
+    """Returns the table of files that were just read; `schema` is the number of a file's schema."""
     columns: dict[str, list] = {name: [] for name in COLUMNS.names}
     rows = zip(*(listed[name].to_pylist() for name in ("url", "size", "version")), strict=True)
     for (url, size, listed_version), (found, number) in zip(rows, contents, strict=True):
-        # A file that was written between the listing and now must not be taken for the listed one.
+        # A file that was replaced since the listing must not be cached under the listed version.
         version = listed_version if found.size_bytes == size else ""
         row = (url, version, found.size_bytes, found.row_groups, found.index, number)
         for column, value in zip(columns.values(), row, strict=True):
@@ -285,7 +285,7 @@ def _table(listed: pa.Table, contents: Iterator[tuple[FileContents, int]]) -> pa
 def _read(
     key: str, urls: Sequence[str], numbers: dict[pa.Schema, int], inspect: Callable[[str], FileContents]
 ) -> Iterator[tuple[FileContents, int]]:
-    """Yields the outlines of files, each with the number of its schema, and prints the progress from time to time."""
+    """Reads the outlines of files, each with the number of its schema, and prints the progress from time to time."""
     said = time.monotonic()
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
         for start in range(0, len(urls), CHUNK):

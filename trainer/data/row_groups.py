@@ -1,4 +1,4 @@
-"""The row groups of a split: which data.select chooses, how many of their rows, and how they are opened."""
+"""The row groups of a split: counts the rows that data.select chooses, and opens row groups to read them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,9 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, readable
+from trainer.data.epoch_order import philox
 from trainer.data.files import DataFile, with_path_columns
 from trainer.data.listing import list_files
-from trainer.data.order import philox
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.formats import make_reader
 from trainer.data.selection import (
@@ -35,7 +35,7 @@ from trainer.rules.plain_types import meaning_in_lists
 
 
 class RowGroupReader:
-    """Reads columns of row groups.
+    """Opens row groups and reads their columns.
 
     Args:
         files: The data set.
@@ -46,7 +46,7 @@ class RowGroupReader:
     def __init__(self, files: FileSet, config: DataConfig, columns: Sequence[str] | None = None) -> None:
         self._files, self._reader = files, make_reader(config)
         self._config, self._columns = config, config.columns if columns is None else [*columns]
-        self._indexed = set[int]()  # files whose index the reader has
+        self._indexed = set[int]()  # files whose index was passed to the reader
 
     @property
     def columns_at_once(self) -> bool:
@@ -55,7 +55,7 @@ class RowGroupReader:
 
     @contextmanager
     def open(self, group: RowGroup, epoch: int = 0) -> Iterator[Column]:
-        """Opens a row group. A column may be read only when it is asked for.
+        """Opens a row group; returns a function that reads a column when it is called.
 
         Args:
             group: The row group.
@@ -85,7 +85,7 @@ class RowGroupReader:
             yield read if group.choice is None else self._select(read, group, epoch)
 
     def _file(self, group: RowGroup) -> DataFile:
-        """Returns the file of a row group, whose index the reader gets first."""
+        """Returns the file of a row group, and passes its index to the reader the first time."""
         file = self._files.files[group.file]
         if group.file not in self._indexed and file.index is not None and isinstance(self._reader, IndexedReader):
             self._reader.use_index(file.url, file.index)
@@ -103,7 +103,7 @@ class RowGroupReader:
         return replace(column, column=columns) if isinstance(column, SelectedColumns) else columns
 
     def statistics(self, group: RowGroup, columns: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the bounds of the columns of a row group that have any; raises the same errors as `open`."""
+        """Returns the statistics of a row group's columns, if there are any; raises the same errors as `open`."""
         file = self._file(group)
         given = {one.name: one for one in file.path_columns if one.name in columns and not one.in_file}
         of_path = {name: one.statistics(file.schema.field(name).type, group.rows) for name, one in given.items()}
@@ -113,14 +113,14 @@ class RowGroupReader:
             return self._reader.statistics(file.url, group.index, columns) | of_path
 
     def where(self, group: RowGroup, row: int | None = None) -> str:
-        """Returns the name in messages of a row group, or of a row."""
+        """Names a row group, or a row, for messages."""
         file = self._file(group)
         if isinstance(self._reader, PlacedReader):
             return f"{file.name}, {self._reader.place(file.url, group.index, row)}"
         return f"{file.name}, row group {group.index}" + ("" if row is None else f", row {row}")
 
     def where_row(self, group: RowGroup, row: int, epoch: int) -> str:
-        """Returns the name of a read row in messages; if data.select chooses rows, by its number in the file."""
+        """Names a row for messages, given its number among the chosen rows."""
         if group.choice:
             with self.open(group, epoch) as column:
                 row = row_in_file(column, row)
@@ -128,7 +128,7 @@ class RowGroupReader:
 
 
 def _check_as_listed(file: DataFile, group: RowGroup, name: str, found: pa.ChunkedArray, where: str) -> None:
-    """Refuses a column with other rows, or of another type, than when the files were listed.
+    """Refuses a column with another number of rows, or another type, than when the files were listed.
 
     Raises:
         InputError: The file changed since.
@@ -147,18 +147,18 @@ def _means_the_same(one: pa.DataType, other: pa.DataType) -> bool:
     return len(found) < 2
 
 
-COUNT_THREADS = 16  # counting waits for storage
+COUNT_THREADS = 16  # more than cores, because counting waits for storage
 PROGRESS_SECONDS = 10
-FILES = np.iinfo(np.uint64).max  # the counter of the random numbers that choose files; no file has this number
+FILES = np.iinfo(np.uint64).max  # stands for a file in the random choice of files; no file has this number
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows of a row group.
+    """Numbers of rows in a row group.
 
     Attributes:
-        matching: Rows that meet the filter.
-        negatives: Matching rows whose first label is 0; 0 if all negatives are kept.
+        matching: Number of rows that meet the filter.
+        negatives: Number of matching rows whose first label is 0; 0 if all negatives are kept.
     """
 
     matching: int
@@ -198,7 +198,7 @@ def find_training_files(config: DataConfig, seed: int, find: Find = find_files) 
 def _chosen_groups(
     config: DataConfig, files: FileSet, counts: Sequence[Counts], patterns: Sequence[str]
 ) -> list[RowGroup]:
-    """Returns the row groups of an epoch, repeated by the mixture; `patterns` has a pattern for each file."""
+    """Returns the row groups of an epoch, repeated as the mixture requires; `patterns` has a pattern for each file."""
     negatives = np.array([one.negatives for one in counts])
     kept = spread(negatives, np.full(len(counts), config.select.keep_negatives), least=1)
     rows = np.array([one.matching for one in counts]) - negatives + kept
@@ -218,7 +218,7 @@ def _chosen_groups(
 
 
 def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig, find: Find = find_files) -> FileSet:
-    """Lists the files of a split with the samples that meet the filter; takes and raises the same as `find`."""
+    """Lists the files of a split with the samples that meet the filter; arguments and errors are those of `find`."""
     files = find(key, patterns, config, list)
     if not config.select.filter:
         return files
@@ -228,19 +228,19 @@ def find_evaluated_files(key: str, patterns: Sequence[str], config: DataConfig, 
 
 
 def spread(counts: np.ndarray, fraction: np.ndarray, least: int = 0) -> np.ndarray:
-    """Returns a fraction of each count, rounded so that the sum of the results is the rounded sum, `[N]`.
+    """Takes a fraction of each count, `[N]`, rounded so that the results add up to the rounded sum.
 
     Args:
         counts: The counts, `[N]`.
         fraction: The fraction of each count, in [0, 1], `[N]`.
-        least: The smallest result, where the count is not smaller.
+        least: The smallest result, unless the count is smaller.
     """
     ends = np.floor(np.cumsum(counts * fraction) + 0.5).astype(np.int64)
     return np.maximum(np.diff(ends, prepend=0), np.minimum(counts, least))
 
 
 def _chosen(group: RowGroup, copy: int, counts: Counts, kept: int, rows: int) -> RowGroup:
-    """Returns the row group, limited to `rows` selected rows."""
+    """Returns a row group limited to `rows` of its selected rows."""
     negatives = counts.negatives if kept < counts.negatives else 0
     matching = counts.matching if counts.matching < group.rows else None
     choice = RowChoice(copy, matching, negatives, kept if negatives else 0)
@@ -287,7 +287,7 @@ def _some_of(urls: list[str], fraction: float, seed: int) -> list[str]:
 
 
 def _count(key: str, files: FileSet, config: DataConfig, negatives: bool) -> list[Counts]:
-    """Counts the chosen rows of every row group; reads a row group only if its statistics do not decide."""
+    """Counts the rows of every row group that meet the filter; opens a row group only if statistics do not decide."""
     clauses = config.select.clauses
     for schema, file in files.files.first_of_schemas().items():
         check_clauses(clauses, file.name, schema)
@@ -320,7 +320,7 @@ def _count_one(
 
 
 def _with_progress(key: str, counts: Iterator[Counts], total: int) -> Iterator[Counts]:
-    """Yields counts, and prints the progress from time to time."""
+    """Passes counts on, and prints the progress from time to time."""
     said = time.monotonic()
     for number, count in enumerate(counts, 1):
         yield count

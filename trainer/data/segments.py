@@ -1,4 +1,4 @@
-"""Segments of data, such as days: which there are, whether they are complete, and whether they have changed."""
+"""Segments of data, such as days: finds them, and checks whether they are complete or have changed."""
 
 import hashlib
 import posixpath
@@ -16,8 +16,8 @@ from trainer.data.listing import HiddenNames, LeftOutPaths, matching_files
 from trainer.data.readers.formats import make_reader
 
 KEY = "data.segments.path"
-# Names and places change with a copy, bytes do not. The size and the two ends of a file tell it from others without
-# reading it whole, in any format: a Parquet file ends with its footer, which has the sizes and bounds of all columns.
+# A copy changes names and paths, but not bytes. Size, beginning and end identify a file of any format without reading
+# it whole: a Parquet file ends with its footer, which has the sizes and bounds of all columns.
 END_BYTES = 1 << 16
 
 
@@ -26,11 +26,11 @@ class Segment:
     """A segment as storage lists it.
 
     Attributes:
-        name: What stands for {segment} in its path.
+        name: The part of its path that {segment} stands for.
         files: URLs of its files, sorted.
-        fingerprint: Changes with the names of the files and their sizes.
-        lacks: Why it is not complete; empty if it is.
-        left_out: What its directory leaves out, and why.
+        fingerprint: A digest that changes with the names and sizes of the files.
+        lacks: The reason why the segment is not complete; empty if it is.
+        left_out: The files in its directory that are left out, with the reasons.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Segment:
 
 
 def names_of_segments(config: SegmentsConfig) -> list[str]:
-    """Returns the names of the segments between `first` and `until`, in order; complete or not.
+    """Returns the names of the segments between `first` and `until`, in order, whether complete or not.
 
     Raises:
         InputError: The path cannot be used.
@@ -64,7 +64,7 @@ def names_of_segments(config: SegmentsConfig) -> list[str]:
 
 
 def look_at_segment(data: DataConfig, name: str) -> Segment:
-    """Lists the files of a segment.
+    """Lists the files of a segment, and checks whether it is complete.
 
     Raises:
         InputError: The path cannot be used.
@@ -80,7 +80,7 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
         fs, _ = open_storage(config.path)
         paths, root = [open_storage(file)[1] for file in files], posixpath.dirname(open_storage(part)[1])
         sizes = listed["size"].to_pylist()
-        sizes = fs.sizes(paths) if None in sizes else sizes  # at once, on an object store
+        sizes = fs.sizes(paths) if None in sizes else sizes  # in concurrent requests on an object store
         lacks = ""
         if len(files) < config.least_files:
             lacks = f"has {len(files)} of at least {config.least_files} files"
@@ -89,7 +89,7 @@ def look_at_segment(data: DataConfig, name: str) -> Segment:
         elif config.least_age_seconds:
             changed = max((fs.modified(path).timestamp(), path) for path in paths)
             lacks = _too_young(*changed, config.least_age_seconds)
-    # Without the root: a path below the working directory is the same one in another.
+    # Without the root, so that a relative path gives the same fingerprint in any working directory.
     names = [path.removeprefix(root) for path in paths]
     fingerprint = hashlib.sha256(repr([*zip(names, sizes, strict=True)]).encode()).hexdigest()[:16]
     return Segment(name, files, fingerprint, lacks, (*left_out.reasons(),))
@@ -101,7 +101,7 @@ def is_left_out(config: SegmentsConfig, name: str) -> bool:
 
 
 def contents_of(files: Sequence[str]) -> str:
-    """Returns a text that is the same for copies of the same files, whatever their names.
+    """Returns a text that identifies the contents of files: the same for copies, whatever their names.
 
     Raises:
         StorageError: The storage cannot be read now.
@@ -120,17 +120,17 @@ def contents_of(files: Sequence[str]) -> str:
 
 
 def data_of_segment(data: DataConfig, name: str, split: str) -> DataConfig:
-    """Returns the configuration of data with a segment for a split."""
+    """Returns the data section with a segment as the data of a split."""
     assert data.segments.path
     return data.model_copy(update={split: [data.segments.path.replace(NAME, name)]})
 
 
 def _too_young(changed: float, file: str, least_age: float) -> str:
-    """Returns why a segment is too young to be complete, in words that stay the same until it is; empty if it is not.
+    """Returns the reason if a segment is too young to be complete, in words that do not change with time; else empty.
 
     Args:
-        changed: When the newest of its files changed, in seconds since 1970.
-        file: That file.
+        changed: Time of the last change of its newest file, in seconds since 1970.
+        file: The newest file.
         least_age: The age of a complete segment, in seconds.
     """
     now, at = time.time(), datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -138,11 +138,11 @@ def _too_young(changed: float, file: str, least_age: float) -> str:
         return ""
     if changed <= now:
         return f"changed at {at}, less than {least_age:,.0f} s ago"
-    # It may still be written, by a machine whose clock is ahead.
+    # A machine whose clock is ahead may still be writing it.
     return f"has '{file}' of {at}, which this machine's clock has not reached; set the clock right, or touch the file"
 
 
 def _part(path: str) -> str:
-    """Returns a path up to the directory or file whose name has the segment's."""
+    """Returns a path up to the directory or file whose name contains the segment's name."""
     before, after = path.split(NAME)
     return before + NAME + after.partition("/")[0]

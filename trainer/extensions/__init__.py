@@ -1,4 +1,4 @@
 """Extensions: features that watch, precede, drive or wrap a run, each in a file or a folder of its own.
 
-Uses every other room; no other room imports it. `EXTENSIONS` in trainer/training/extensions.py names them.
+Uses all rooms below it; no other room imports it. `EXTENSIONS` in trainer/training/extensions.py names them.
 """

@@ -31,7 +31,7 @@ they ran; with 832 MiB, 12.2 in place of 11.7, and 1.4 GiB more memory.
 
 
 def compile_dense_part(model: ModelWithLoss, context: DistributedContext, config: Config) -> None:
-    """Lets the dense part be compiled at its first call, or says why it cannot be.
+    """Has the dense part compiled at its first call, or reports why it cannot be.
 
     The tables stay outside: their kernels are compiled already, and their exchange has to overlap with other work.
 

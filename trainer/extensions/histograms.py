@@ -19,7 +19,7 @@ from trainer.run.step_clock import named_range
 from trainer.training.watchers import RunView, Watcher
 
 BINS = 64
-CHUNK = 2**20  # values that are converted at a time
+CHUNK = 2**20  # number of values that are converted together
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from trainer.core.timeouts import ANSWER_SECONDS, lost_rank
 POLL_SECONDS = 0.1
 RANK0 = frozenset({0})
 """The ranks of a note that only rank 0 writes."""
-SLOW_FACTOR = 2.0  # DLRover's: healthy hosts of one kind differ by less
+SLOW_FACTOR = 2.0  # DLRover's value; healthy hosts of a kind differ by less
 SHOWN_HOSTS = 16
-BYTES = 16 * 2**20  # long enough that latency does not count, and little of a GPU's memory
-REPEATS = 6  # the first of them connects, and waits for a partner that is still busy
-ROUNDS = 3  # a rank counts as slow by mistake if all its partners are
+BYTES = 16 * 2**20  # size of an exchange: large enough to make latency negligible, small beside a GPU's memory
+REPEATS = 6  # number of exchanges with a partner; the first also connects, and waits while the partner is busy
+ROUNDS = 3  # number of partners; a rank counts as slow by mistake only if all its partners are slow
 REMEDY = "check these hosts or leave them out, or raise train.preflight_seconds"
 
 

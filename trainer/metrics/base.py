@@ -1,4 +1,4 @@
-"""The base of metrics: what an evaluation accumulates over its samples, and the class of a user's own metric."""
+"""The base classes of metrics: accumulators over the samples of an evaluation, and the class for your own metric."""
 
 import math
 from typing import Any, ClassVar, NamedTuple, Protocol

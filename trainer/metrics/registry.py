@@ -1,4 +1,4 @@
-"""Metrics by name: which predictions each takes, and whether higher is better.
+"""The table of metrics by name: the predictions that each takes, and whether a higher value is better.
 
 Free of torch, so that checkpoints are listed without it: the code of a metric is imported when it is used.
 """
@@ -20,7 +20,7 @@ class BuiltIn(NamedTuple):
 
     Attributes:
         accumulator: Class of the accumulator, `package.module:Class`, which metrics of a task share.
-        function: Computes it, `package.module:function`, from the accumulator's total and the number in its name.
+        function: Computes the metric, `package.module:function`, from the accumulator's total and the name's number.
         takes: The kinds of prediction that it takes.
         higher_is_better: The direction that is better; None if neither is.
         binary: Whether its labels must be in [0, 1].
@@ -115,7 +115,7 @@ NUMBERS = {
 
 
 def prediction_kind(task: TaskConfig) -> Kind:
-    """Returns what a task's prediction is."""
+    """Returns the kind of a task's prediction."""
     if task.loss == "softmax":
         return "classes"
     return task.output if task.output in ("value", "vectors") else "probability"

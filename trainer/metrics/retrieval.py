@@ -11,15 +11,15 @@ from torch import Tensor
 
 from trainer.metrics.base import Samples, Sums, ratio
 
-BLOCK = 1 << 22  # scores at a time
+BLOCK = 1 << 22  # number of scores that are computed together
 
 
 class ItemVectors(NamedTuple):
     """The items of the catalogue, `I`.
 
     Attributes:
-        ids: Their ids, rising, `[I]` int64.
-        vectors: Their vectors, `[I, D]` float32.
+        ids: Ids of the items, sorted, `[I]` int64.
+        vectors: Vectors of the items, `[I, D]` float32.
     """
 
     ids: Tensor

@@ -5,13 +5,13 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
 from trainer.models.pooled import tower
-from trainer.models.sequences import SequenceModel, sequence_dimension, within
+from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
 
 
 class TargetAttention(nn.Module):
     """The sum of a history's items, each times a weight that a small network computes from the item and the target.
 
-    As in the paper, the weights are not a softmax: their sum says how strong the interest is. The hidden layers use
+    As in the paper, the weights are not a softmax: their sum is the strength of the interest. The hidden layers use
     ReLU instead of the paper's Dice, which depends on the other samples of a batch.
 
     For an inner product, the network computes how much a weight differs from 1, over the root of the history's length.

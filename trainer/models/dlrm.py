@@ -35,13 +35,13 @@ class PooledVectors(SparseArch):
 
 
 class LearnedVector(nn.Module):
-    """A learned vector in place of that of the dense features, where there are none.
+    """A learned vector that stands for the dense features if a model has none.
 
-    Its product with an embedding is a term of that feature alone, beside the terms of pairs.
+    The product of the vector and an embedding is a term for a single feature, beside the terms for pairs.
 
     Args:
-        dimension: Its size, `D`.
-        device: Its device.
+        dimension: Size of the vector, `D`.
+        device: Device of the vector.
     """
 
     def __init__(self, dimension: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Embedding tables: their configuration, their initial values, and the one place that knows their names in a model."""
+"""Embedding tables: their configuration, initial values, and names in a model, which no other file knows."""
 
 import re
 import zlib

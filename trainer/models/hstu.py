@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.sequences import SequenceModel, sequence_dimension, within
+from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
 
-TIME_BUCKETS = 32  # of the elapsed seconds by powers of two, up to 68 years
-FLOAT_BITS, FLOAT_BIAS = 23, 127  # of a float32's fraction, and in its exponent
+TIME_BUCKETS = 32  # number of buckets of elapsed seconds, by powers of two up to 68 years
+FLOAT_BITS, FLOAT_BIAS = 23, 127  # number of bits of a float32's fraction, and the bias of its exponent
 
 
 class TransductionUnit(nn.Module):
-    """Attention whose weights are no softmax, so that their sum says how strong an interest is, with a gate over it.
+    """Gated attention without a softmax: the sum of the weights is the strength of an interest.
 
     Without the paper's dropout, so that a run on any number of ranks takes the same steps.
 

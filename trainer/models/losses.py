@@ -1,4 +1,4 @@
-"""Losses by name: of single samples, and those that compare samples with each other.
+"""Losses by name: losses of single samples, and losses that compare samples with each other.
 
 A loss of single samples takes predictions and labels, and returns the loss of each sample, `[B]`. A loss that compares
 samples compares those of a lane in a step, or of the global batch. Both are the same on any number of ranks; a rank's
@@ -21,7 +21,7 @@ from trainer.config.data import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 
 
 def binary(logit: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -99,7 +99,7 @@ class ComparedSamples:
     """Samples `[B]`, or units `[U, N]`; samples are compared only within their unit.
 
     Attributes:
-        prediction: Predictions, `[..., P]`, `P` being the dimensions of one.
+        prediction: Predictions, `[..., P]`, where `P` stands for the dimensions of a prediction.
         label: Labels.
         group: Groups; without groups, every sample is its own group.
         present: Whether a sample counts; samples of weight 0 do not.
@@ -233,10 +233,10 @@ LOSSES_OVER_SAMPLES: dict[str, Callable[..., Tensor]] = {
 
 
 def check_units(tasks: dict[str, TaskConfig], lanes: Lanes, world_size: int, micro_batches: int) -> None:
-    """Refuses numbers of ranks and microbatches that separate samples which a loss compares.
+    """Refuses numbers of ranks and microbatches with which samples that a loss compares would be separated.
 
     Raises:
-        InputError: They do.
+        InputError: Samples of a comparison would be on different ranks or in different microbatches.
     """
     for name, task in tasks.items():
         whole_lanes = task.loss == "sampled_softmax" or (task.compares_samples and task.across == "lane")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.sequences import SequenceModel, sequence_dimension
+from trainer.models.sequence_model import SequenceModel, sequence_dimension
 
 
 class AttentionBlock(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.core.errors import InputError
 
 MOST_EXCHANGES = 1000
-TOLERANCE = 1e-9  # of the gradient, whose Gram matrix is summed in float32
+TOLERANCE = 1e-9  # relative to the gradient; its Gram matrix is summed in float32
 
 
 class Weighting(nn.Module):

@@ -29,7 +29,7 @@ CACHING = (EmbeddingComputeKernel.FUSED_UVM_CACHING.value, EmbeddingComputeKerne
 
 # Not torch.optim.swa_utils.AveragedModel: it copies the whole module, sharded tables included.
 class Averages:
-    """Averages of a sharded model's weights: `e += (1 - decay) * (w - e)` after every step that was taken.
+    """Averages of a sharded model's weights: `e += (1 - decay) * (w - e)` after every step that is not skipped.
 
     Args:
         model: The sharded model.
@@ -80,7 +80,7 @@ class Averages:
 
 
 def check_kernels(plan: ShardingPlan) -> None:
-    """Refuses averages of tables whose rows are partly in a cache, where averaging cannot see them.
+    """Refuses averages of tables with a cache, because averaging cannot see the rows in the cache.
 
     Raises:
         InputError: The plan has such a table.
@@ -226,10 +226,10 @@ class _Shard:
 
 
 class _Replica(_Shard):
-    """The average of a table that every rank holds whole: any rank can change any row, so all rows move every step."""
+    """The average of a replicated table: any rank can change any row, so all rows are averaged at every step."""
 
     def note(self, ids: Tensor, steps: int) -> None:
-        """Brings rows up to date that were restored from a sharded table."""
+        """Brings rows up to date whose averages were restored from a sharded table."""
         if (self.touched != steps).any():
             self.average.copy_(self.now(steps))
             self.touched.fill_(steps)

@@ -1,6 +1,6 @@
-"""Dense optimizers by name, and the ones of a model: one for each parameter group, and one for all other weights.
+"""Dense optimizers by name, and the optimizers of a model: one per parameter group, and one for all other weights.
 
-A weight is named as in fine-tuning: by its path in the model.
+Weights have the same names as in fine-tuning: their paths in the model.
 """
 
 import inspect

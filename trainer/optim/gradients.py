@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from trainer.config.optimizer import DenseOptimizerConfig
 
-# Larger gradients are exchanged where they are, as a copy would take memory that no plan counts.
+# Larger gradients are exchanged in place, because a copy would take memory that no plan counts.
 TOGETHER_BYTES = 2**20
 
 
 class GradientAverage:
-    """Averages the gradients of weights that every rank holds whole, in one exchange of all small ones together.
+    """Averages the gradients of weights that every rank holds; all small gradients go in a single exchange.
 
-    On a GPU DistributedDataParallel averages them while backward computes. A CPU has no core to spare for that: there
-    each of its exchanges is another wait of the ranks for one another. It needs one for the gradients, one for which of
-    them there are, and more for replicated tables.
+    On a GPU, DistributedDataParallel averages them while backward computes. A CPU has no core to spare, so each of its
+    exchanges makes the ranks wait: one for the gradients, one for the set of weights that have any, and more for
+    replicated tables.
 
     Args:
         weights: The weights, the same on every rank.

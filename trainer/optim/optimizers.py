@@ -17,8 +17,8 @@ from trainer.optim.schedules import learning_rates, table_key
 from trainer.optim.table_kernels import table_kernels
 from trainer.optim.table_optimizers import replicated_optimizer
 
-ALL = ""  # in place of a table's name: all tables without their own settings
-ACCUMULATORS = ("momentum1", "sum")  # in FBGEMM's Adagrad, and in the Adagrad of replicated tables
+ALL = ""  # stands for all tables without their own settings, in place of a table's name
+ACCUMULATORS = ("momentum1", "sum")  # names of the accumulator in FBGEMM's Adagrad, and in that of replicated tables
 
 
 class Optimizers:
@@ -62,7 +62,7 @@ class Optimizers:
         return {key: rate.at(step, self._steps_per_epoch) for key, rate in self._rates.items()}
 
     def gradient_norm(self) -> float:
-        """Returns the norm of the dense weights' gradients after a step: on every rank, of the global batch."""
+        """Returns the norm of the dense gradients of the global batch; the same on every rank."""
         gradients = [weight.grad for weight in self.dense_parameters if weight.grad is not None]
         return torch.nn.utils.get_total_norm(gradients).item()
 
@@ -79,9 +79,9 @@ class Optimizers:
             _set_rate(optimizer, rates[key])
 
     def create_dense_state(self) -> None:
-        """Lets the dense optimizers allocate their state, all zero, by a step at rate zero that changes no weight.
+        """Has the dense optimizers allocate their state, all zero, by a step at rate zero that changes no weight.
 
-        Torch's optimizers have none before a weight's first step. A checkpoint would lack it, and a restore skip it.
+        Torch's optimizers have no state before a weight's first step. A checkpoint would lack it, a restore skip it.
         """
         # TorchRec's init_state() takes a step at the full rate, where weight decay would move the weights.
         for optimizer in self._dense.values():

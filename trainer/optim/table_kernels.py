@@ -1,4 +1,4 @@
-"""The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, completed on a CPU."""
+"""The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, with its gaps on a CPU filled."""
 
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -61,9 +61,9 @@ Spec = tuple[int, int, EmbeddingLocation, ComputeDevice]
 
 
 class TableKernel(SplitTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM's kernel of several tables, with the optimizers and options that it lacks on a CPU.
+    """FBGEMM's kernel of several tables, plus the optimizers and options that FBGEMM lacks on a CPU.
 
-    On a GPU everything is FBGEMM's; on a CPU the lookups are, and the updates of SGD and Adagrad.
+    On a GPU, FBGEMM does everything. On a CPU, it does the lookups, and the updates of SGD and Adagrad.
 
     Args:
         embedding_specs: Rows, columns, location and device of every table or shard.
@@ -372,7 +372,7 @@ class ReplicatedKernel(DenseTableBatchedEmbeddingBagsCodegen):
 
 
 def _without_gradients(weights: Tensor | None, features: int) -> Tensor | None:
-    """Returns FBGEMM's `feature_requires_grad` for weights of ids, whose gradients nobody needs."""
+    """Returns FBGEMM's `feature_requires_grad`, which leaves out the gradients of the weights of ids."""
     # They would take three quarters of backward.
     return None if weights is None else torch.zeros(features, dtype=torch.int32, device=weights.device)
 

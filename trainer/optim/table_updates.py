@@ -1,7 +1,7 @@
 """Updates of a table's touched rows, exact to the kernels that FBGEMM fuses into backward on a GPU.
 
 Each takes the rows `[R, D]`, their gradients `[R, D]` and the same rows of the optimizer's state, which it changes, and
-returns the new rows. As on a GPU, an update knows nothing of other rows and other column shards.
+returns the new rows. As on a GPU, an update does not depend on other rows or other column shards.
 """
 
 from collections.abc import Callable

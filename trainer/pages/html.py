@@ -1,6 +1,6 @@
-"""HTML pages: one file without scripts that opens without a server. Bars are inline SVG.
+"""HTML pages: a single file that needs no scripts and no server. Figures are inline SVG.
 
-SVG scales with the page; words do not, as they stand beside the SVG. Not by plotly, whose page is 4.9 MB of scripts.
+Words stand beside the SVG, so that they do not scale with it. Why not plotly: its page has 4.9 MB of scripts.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from trainer.pages.figures import Curve, Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
-MOST_POINTS = 2 * WIDTH  # of a curve
+MOST_POINTS = 2 * WIDTH  # largest number of points in a curve
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2228; max-width: 1180px; margin: 0 auto; padding: 0 16px 48px }
 h1 { font-size: 1.5em; margin: 1em 0 0 } h2 { font-size: 1.15em; margin: 2em 0 .4em }

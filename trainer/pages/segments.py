@@ -1,4 +1,4 @@
-"""The table of the segments that a run was trained on, for its page, its end and the page of its segments."""
+"""The table of the segments that a run was trained on, for the pages and for the end of the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sharding plans: from a model to the planner and back, plan files, sharders, communication.
+"""Sharding plans: from a model to the planner and back, plan files, sharders and communication.
 
-Uses optim, models, data, config and core.
+Uses optim, models, batches, data, config and core.
 """

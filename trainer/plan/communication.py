@@ -14,14 +14,14 @@ from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.sharding_plan import shards_of, table_plans
 
-INT8_BLOCK = 32  # values that share a scale and an offset, which add 8 bytes
+INT8_BLOCK = 32  # number of int8 values that share a scale and an offset, which take 8 bytes
 BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
-REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # these add partial sums between ranks, in a reduce-scatter
+REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # the types whose ranks add partial sums by a reduce-scatter
 
 
 def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """Returns a pair of codecs per operation; None if nothing is quantized."""
-    # TorchRec's get_qcomm_codecs_registry warns and turns bf16 into fp16 on Gloo, although Gloo supports bf16.
+    """Returns the forward and backward codec of each operation; None if nothing is quantized."""
+    # TorchRec's get_qcomm_codecs_registry would warn and replace bf16 by fp16 on Gloo, although Gloo supports bf16.
     if comms.forward == comms.backward == "fp32":
         return None
     config = QCommsConfig(CommType(comms.forward), CommType(comms.backward))
@@ -38,7 +38,7 @@ def check_comms(comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_
         batch_rows: Samples of a local batch, in training and in evaluation.
 
     Raises:
-        InputError: The message names the direction, the table and the reason.
+        InputError: A sharding type cannot use a precision. The message names the direction, the table and the reason.
     """
     for direction in ("forward", "backward"):
         if getattr(comms, direction) == "int8":
@@ -51,7 +51,7 @@ def check_comms(comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_
 
 
 def _check_int8_of_sequences(refused: str, table: ParameterSharding) -> None:
-    """Refuses shards that cannot send every number of ids, unknown before."""
+    """Refuses int8 for sequences whose shards cannot send every number of ids: the number is unknown before a step."""
     for columns in (shard.shard_sizes[1] for shard in shards_of(table)):
         if columns % INT8_BLOCK:
             raise InputError(
@@ -79,10 +79,10 @@ def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int
 def communication_volume(
     plan: ShardingPlan, model: nn.Module, data: DataConfig, comms: CommsConfig, context: DistributedContext
 ) -> dict[str, float]:
-    """Returns the communication volume: bytes of embeddings that all ranks send one another in one full step.
+    """Returns the communication volume: the bytes of embeddings that all ranks together send in a full step.
 
     Returns:
-        `forward` and `backward` as configured, and `fp32`, the volume of either direction unquantized.
+        `forward` and `backward` at the configured precision, and `fp32`, the volume of either direction in fp32.
     """
     shapes, values = table_shapes(model), 0.0
     for name, table in table_plans(plan).items():
@@ -104,7 +104,7 @@ def _copies_sent(sharding_type: str, in_sequences: bool, context: DistributedCon
     if in_sequences:
         return (world - 1) / world
     if sharding_type == "row_wise":
-        return world - 1.0  # every rank holds a partial sum of every embedding
+        return world - 1.0  # every rank sends a partial sum of every embedding
     if sharding_type in REDUCING:
-        return (local - 1.0) + (nodes - 1) / nodes  # partial sums inside a node, then whole ones between nodes
+        return (local - 1.0) + (nodes - 1) / nodes  # partial sums within a node, then whole sums between nodes
     return (world - 1) / world  # each rank keeps the embeddings of its own samples

@@ -1,4 +1,8 @@
-"""Memory and work of the dense part of a model, measured in a step on tensors without values."""
+"""Memory and work of the dense part of a model, measured in a training step on tensors without values.
+
+The step runs on fake tensors on a CPU, whatever the cluster is: shapes are enough to count bytes and operations. Tables
+are replaced by modules that return embeddings without a lookup.
+"""
 
 import logging
 import warnings
@@ -19,7 +23,7 @@ from torchx_recsys.planner.tables import DenseMemory, DensePart, DenseWork
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.data.order import MIN_LANES
+from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss
@@ -28,9 +32,9 @@ from trainer.optim.dense_optimizers import dense_optimizers, freeze
 
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-FLOAT = 4  # bytes of a value of a batch
+FLOAT = 4  # size in bytes of a value in a batch
 NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
-BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # counters and bits of a block of a table, and its values
+BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # the random counters and bits of a block of a table, and its values
 
 aten = torch.ops.aten
 ATTENTION = (
@@ -38,22 +42,23 @@ ATTENTION = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
 BATCHED = (aten.bmm, aten.baddbmm, *ATTENTION)
-# The trace runs on a CPU, whose attention torch has no formulas for; a GPU's has the same products.
+# The step runs on a CPU. Torch has no formulas for attention on a CPU; those for a GPU count the same products.
 ON_GPU = (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_backward)
 FORMULAS = flop_registry | {one: flop_registry[other] for one, other in zip(ATTENTION, ON_GPU, strict=True)}
 WITHOUT_WORK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach)
 
 
 def dense_part(config: Config, world_size: int) -> DensePart:
-    """Returns the dense part of a model on each rank; a second call with equal arguments is free.
+    """Returns memory and work of the dense part on each rank; a second call with equal arguments is free.
 
-    Losses that need other ranks, as they compare samples of the global batch, are left out. If a model cannot take a
-    step without values, nothing is known of the model, and a warning says so.
+    Losses that compare samples of the global batch need other ranks and are left out. If a model cannot take a step
+    without values, its dense part counts as nothing, and a warning is printed.
 
     Raises:
         InputError: The model cannot be built.
     """
-    # Clusters differ in the excluded sections and in ranks, of which only the rows matter.
+    # Cached without the excluded sections: plans for several clusters differ in them, but the dense part does not. Of
+    # the ranks only the rows of a local batch matter.
     return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size))
 
 
@@ -95,7 +100,7 @@ def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
 
 
 def _make_state(optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
-    """Lets optimizers make their state, as in a step before the measured one."""
+    """Has the optimizers make their state, as they do in the step before the measured step."""
     for weight in trained.values():
         weight.grad = torch.zeros_like(weight)
     for optimizer in optimizers:
@@ -118,7 +123,7 @@ def _part(config: Config, *, weights: int, gradients: int, state: int, activatio
 
 
 def _rows(config: Config, world_size: int) -> tuple[int, int]:
-    """Returns the rows of a local batch, with its negatives, and the samples of a lane."""
+    """Returns the number of rows in a local batch, negatives included, and the number of samples in a lane."""
     lanes = config.data.lanes or world_size * -(-MIN_LANES // world_size)
     samples = config.data.global_batch_size // lanes
     return config.data.catalogue.lane_rows(samples).total * lanes // world_size, samples
@@ -144,7 +149,7 @@ def _needs_other_ranks(config: Config) -> bool:
 
 
 class WorkCounter(TorchDispatchMode):
-    """Counts the work of the operations that run under it. Views and unset memory do not count."""
+    """Counts the work of the operations that run inside the block. Views and unset memory do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,11 +170,11 @@ class WorkCounter(TorchDispatchMode):
         self.bytes += sum(value.nbytes for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor))
 
     def of_steps(self, number: int, gradients: int) -> DenseWork:
-        """Returns the work of `number` steps like the counted one, with one sum of gradients.
+        """Returns the work of `number` steps like the counted step, after which gradients are summed once.
 
         Args:
-            number: Number of steps of microbatches.
-            gradients: Bytes of gradients.
+            number: Number of microbatches.
+            gradients: Size of the gradients in bytes.
         """
         return DenseWork(
             flops=number * self.flops,
@@ -180,17 +185,17 @@ class WorkCounter(TorchDispatchMode):
 
 
 class _Tracker(MemTracker):
-    """Tracks the bytes of all modules together; tracking by module fails for repeated calls and sequences."""
+    """Tracks the memory of all modules together. Tracking by module fails for modules that are called repeatedly."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Autograd sums gradients in place, except without values: there, each sum would be a new tensor.
+        # Autograd sums gradients in place in a real step. Without values each sum would be a new tensor, and count.
         if func is torch.ops.aten.add.Tensor and self._mod_tracker.is_bw and _can_add_in_place(*args[:2]):
             func = torch.ops.aten.add_.Tensor
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         trains = all(weight.requires_grad for weight in module.parameters())
-        self._track_module_params_and_buffers(module, trains)  # to recognize gradients of weights
+        self._track_module_params_and_buffers(module, trains)  # so that gradients of weights are recognized
 
     def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         pass
@@ -209,14 +214,14 @@ def _can_add_in_place(one: Any, other: Any) -> bool:
 
 
 def _most(tracker: _Tracker) -> int:
-    """Returns the peak bytes without gradients of weights, which the buckets hold."""
+    """Returns the peak memory in bytes, without the gradients of weights, which are counted in the buckets."""
     snapshot = tracker.get_tracker_snapshot("peak")[CPU]
     by_kind = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
     return by_kind["Total"] - by_kind["Gradient"]
 
 
 class _LookedUp(torch.autograd.Function):
-    """Embeddings that, like a sharded table's, are no leaves: their gradients are passed on and freed."""
+    """Makes embeddings that are no leaves, like those of a sharded table: gradients are passed on and freed."""
 
     @staticmethod
     def forward(ctx: Any, placeholder: Tensor, rows: int, columns: int) -> Tensor:
@@ -232,7 +237,7 @@ def _looked_up(rows: int, columns: int) -> Tensor:
 
 
 class _PooledWithoutValues(EmbeddingBagCollection):
-    """Tables that return pooled embeddings without a lookup."""
+    """Stand-in for pooled tables: returns embeddings of the right shape without a lookup."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns the embeddings of a batch."""
@@ -242,7 +247,7 @@ class _PooledWithoutValues(EmbeddingBagCollection):
 
 
 class _SequencesWithoutValues(EmbeddingCollection):
-    """Tables that return sequences of embeddings without a lookup."""
+    """Stand-in for tables of sequences: returns embeddings of the right shape without a lookup."""
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Returns the embeddings of every id, by feature."""
@@ -256,7 +261,7 @@ class _SequencesWithoutValues(EmbeddingCollection):
 
 
 def _leave_lookups_out(model: nn.Module) -> None:
-    """Disables the lookups of a model's tables, whichever module calls them."""
+    """Replaces the tables of a model by stand-ins without lookups, in every module that uses them."""
     stubs: dict[type[nn.Module], type[nn.Module]] = {
         EmbeddingBagCollection: _PooledWithoutValues,
         EmbeddingCollection: _SequencesWithoutValues,
@@ -267,7 +272,7 @@ def _leave_lookups_out(model: nn.Module) -> None:
 
 
 def _batch(config: Config, samples: int) -> Batch:
-    """Returns a batch without values, each feature with its expected number of ids."""
+    """Returns a batch without values; each feature has its expected number of ids."""
     data = config.data
     ids = [round(feature.hotness * samples) for feature in data.sparse.values()]
     sparse = KeyedJaggedTensor(

@@ -1,4 +1,8 @@
-"""Makes the plan of a model: states the planning problem, searches, and keeps the plan of a run that resumes."""
+"""Makes the plan of a model: states the planning problem, solves it, and keeps the plan of a run that resumes.
+
+`problem_of` states the problem, `torchx_recsys/planner` solves it without torch, and `sharding_plan.py` converts the
+solution. A job calls `make_plan`; a plan for another cluster is made by `plan_for`.
+"""
 
 from dataclasses import asdict
 from functools import partial
@@ -46,10 +50,10 @@ def make_plan(
         model: The unsharded model.
         config: The configuration.
         context: This process among the ranks.
-        run: The run whose plan is kept, if nothing that decides it has changed.
+        run: A run that keeps its plan unless something that decides the plan has changed.
 
     Returns:
-        The plan, a line on its quality if known, and a name for all that decided it; empty for a loaded plan.
+        The plan, a line on its quality if known, and a digest of everything that decided it; empty for a loaded plan.
 
     Raises:
         InputError: The plan does not fit the memory, or does not belong to these tables and ranks.
@@ -76,7 +80,7 @@ def _keep_or_plan(
 
 
 def plan_for(model: nn.Module, config: Config, cluster: Cluster) -> tuple[ShardingPlan, str]:
-    """Plans for a cluster given by name, without a process group.
+    """Plans for any cluster, without a process group.
 
     Returns:
         The plan, and a line on its quality if known.
@@ -97,7 +101,7 @@ def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingP
 
 
 def say_gap(solution: Solution, planner: PlannerConfig) -> str:
-    """Returns a line on a plan's cost and its largest distance from the best plan."""
+    """Returns a line on the estimated cost of a plan, and how far it can be from the best plan."""
     best = f"no possible plan is more than {max(0.0, solution.gap):.2%} faster"
     if solution.placement.topology.on_gpu or planner.calibration:
         cost = f"{solution.placement.cost:.3g} ms of a step"
@@ -109,7 +113,7 @@ def check_planner(data: DataConfig, config: PlannerConfig) -> None:
     """Refuses unknown hosts, sharding types, kernels and tables.
 
     Raises:
-        InputError: The message names the key, the value and what is allowed.
+        InputError: A name is unknown. The message names the key, the value and what is allowed.
     """
     if config.hardware and config.hardware not in HOSTS:
         raise InputError(
@@ -155,7 +159,7 @@ def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Pr
 
 
 def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> tuple[float, float]:
-    """Returns the least bytes that the tables, and a batch's ids and embeddings, take on all ranks."""
+    """Returns the least memory in bytes, over all ranks, that the tables and a batch's ids and embeddings take."""
     shapes, width = table_shapes(model), value_bytes(model)
     tables = batch = 0.0
     for table, features in data.features_of_tables().items():
@@ -179,7 +183,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         cluster: The cluster to plan for.
 
     Raises:
-        InputError: The configuration asks for a sharding type that a table cannot have.
+        InputError: The configuration requires a sharding type that a table cannot have.
     """
     planner = with_allowed_types(config)
     topology = _topology(config, planner, cluster)
@@ -215,8 +219,8 @@ def cluster_of_job(hardware: str | None, context: DistributedContext) -> Cluster
 
 
 def what_decides(problem: Problem, config: Config) -> str:
-    """Returns a short name for all that decides a plan: equal problems, settings and versions have equal names."""
-    # The dense part is measured on demand, which takes seconds, and follows from the configuration.
+    """Returns a digest of everything that decides a plan: the problem, the settings and the versions of packages."""
+    # The dense part is left out: it follows from the configuration, and measuring it takes seconds.
     return digest(
         {
             "cluster": asdict(problem.cluster),
@@ -229,7 +233,7 @@ def what_decides(problem: Problem, config: Config) -> str:
 
 
 def find_kept_plan(run: RunDirectory, planned_for: str) -> str:
-    """Returns the content of a run's plan.json if it was made for the same and not changed by hand; empty if not."""
+    """Returns a run's plan.json if it was made for the same problem and not edited by hand; empty otherwise."""
     facts = run.facts()
     if facts.get(PLANNED_FOR) != planned_for:
         return ""

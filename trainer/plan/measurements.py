@@ -1,6 +1,6 @@
-"""Files of measurements that plans count with: statistics of a data set's ids, and the calibration of a host.
+"""Files of measurements that plans use: statistics of a data set's ids, and the calibration of a host.
 
-The calibration of a kind of host has speeds measured on such a host.
+A calibration holds speeds that were measured on a host of some kind, and is good for all hosts of that kind.
 """
 
 import json
@@ -21,11 +21,11 @@ from trainer.core.section import explain
 from trainer.core.storage import named, read_text, write_file
 
 VERSION = 2
-EARLIER = (1,)  # one speed stood for the whole dense part
+EARLIER = (1,)  # versions without separate speeds: they have a single speed for the whole dense part
 
 
 class FeatureStatistics(pydantic.BaseModel):
-    """The ids of a feature."""
+    """Statistics of the ids of a feature."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -50,7 +50,7 @@ class Statistics(pydantic.BaseModel):
 
 
 def with_statistics(config: Config) -> Config:
-    """Returns the configuration with hotness, skew and number of ids from planner.statistics, if set.
+    """Returns the configuration with hotness, skew and number of ids from the file planner.statistics, if set.
 
     Raises:
         InputError: The file cannot be read, is not a statistics file, or lacks a feature.
@@ -70,7 +70,7 @@ def with_statistics(config: Config) -> Config:
 
 
 def _measured(feature: SparseFeature, found: FeatureStatistics, rows: int) -> SparseFeature:
-    """Returns a feature as measured; a feature without ids gets one id in all."""
+    """Returns a feature with the measured values; a feature without any ids counts as having a single id."""
     ids = ids_behind(found.distinct, found.hotness * rows, found.zipf, feature.rows)
     hotness = max(found.hotness, 1 / rows)
     return feature.model_copy(update={"hotness": hotness, "zipf": found.zipf, "distinct": ids})
@@ -114,7 +114,7 @@ class Calibration(pydantic.BaseModel):
     @pydantic.field_validator("speeds")
     @classmethod
     def _are_times(cls, speeds: Speeds) -> Speeds:
-        """Refuses negative and infinite speeds, as the planner knows nothing of files."""
+        """Refuses negative and infinite speeds here, because the planner does not check its input."""
         for name, nanoseconds in asdict(speeds).items():
             if not 0 <= nanoseconds < math.inf:
                 raise ValueError(f"{{key}}.{name} is {nanoseconds}: it must be a time in nanoseconds, 0 or more")
@@ -122,7 +122,7 @@ class Calibration(pydantic.BaseModel):
 
     @property
     def source(self) -> str:
-        """Source of the speeds, as text to print."""
+        """Where the speeds come from, as text to print."""
         assumed = f", without {', '.join(self.assumed)}" if self.assumed else ""
         return f"measured on {self.host} ({self.processor}), {self.date}{assumed}"
 
@@ -135,7 +135,7 @@ def load_calibration(url: str, device_type: str) -> Calibration:
         device_type: Device of the ranks to plan for.
 
     Raises:
-        InputError: The file is not a calibration, or is of another kind of device.
+        InputError: The file is no calibration, or was measured on another kind of device.
     """
     with named("planner.calibration", url):
         text = read_text(url)

@@ -1,7 +1,7 @@
-"""plan.json: a sharding plan as a readable file that a job can load.
+"""Reads and writes plan.json: a sharding plan as a readable file that a job can load.
 
-Version 2 has, for each table, the values that fix its shards. Version 1 spells out every shard; it still serves plans
-with uneven shards, which are only made by hand.
+Version 2 holds, for each table, the few values that determine its shards. Version 1 spells out every shard. It is still
+written for plans with uneven shards, which are only made by hand.
 """
 
 import json
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, int]]
 
 
 class ShardInFile(pydantic.BaseModel):
-    """One shard of a table in plan.json, version 1."""
+    """A shard of a table in plan.json, version 1."""
 
     offsets: list[int]
     sizes: list[int]
@@ -32,7 +32,7 @@ class ShardInFile(pydantic.BaseModel):
 
 
 class SpelledTable(pydantic.BaseModel):
-    """One table in plan.json, version 1; a replicated table has no shards."""
+    """A table in plan.json, version 1; a replicated table has no shards."""
 
     sharding_type: str
     compute_kernel: str
@@ -48,7 +48,7 @@ class SpelledPlan(pydantic.BaseModel):
 
 
 class EvenTable(pydantic.BaseModel):
-    """One table in plan.json, version 2; `0-3,8` are the ranks 0 to 3 and 8."""
+    """A table in plan.json, version 2; `0-3,8` stands for the ranks 0 to 3 and 8."""
 
     sharding_type: str
     compute_kernel: str
@@ -72,9 +72,9 @@ def plan_to_json(plan: ShardingPlan, shapes: Shapes, world_size: int) -> dict[st
     Args:
         plan: The plan.
         shapes: Rows and columns of every table.
-        world_size: Ranks of the plan.
+        world_size: Number of ranks of the plan.
     """
-    # TorchRec's ShardingPlan._serialize() has no inverse.
+    # Not TorchRec's ShardingPlan._serialize(), which has no inverse.
     even = all(_is_even(sharding, shapes[table]) for table, sharding in table_plans(plan).items())
     return {
         "version": 2 if even else 1,
@@ -121,7 +121,7 @@ def _spelled(table: ParameterSharding) -> dict[str, Any]:
 
 
 def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str) -> ShardingPlan:
-    """Reads the plan.json that planner.plan names; see `parse_plan`."""
+    """Loads the plan.json that planner.plan names; see `parse_plan`."""
     with named("planner.plan", url):
         text = read_text(url)
     return parse_plan(text, url, shapes, world_size, local_world_size, device_type)
@@ -130,18 +130,18 @@ def load_plan(url: str, shapes: Shapes, world_size: int, local_world_size: int, 
 def parse_plan(
     text: str, url: str, shapes: Shapes, world_size: int, local_world_size: int, device_type: str
 ) -> ShardingPlan:
-    """Returns the plan in a plan.json; its ranks and kernels are kept.
+    """Parses a plan.json; the plan keeps its ranks and kernels.
 
     Args:
         text: The content of the file.
         url: URL of the file, for messages.
         shapes: Rows and columns of every table of the model.
-        world_size: Ranks of this job.
-        local_world_size: Ranks on each of its nodes.
+        world_size: Number of ranks of this job.
+        local_world_size: Number of ranks on each node.
         device_type: cpu or cuda.
 
     Raises:
-        InputError: The file is not a plan, or is for other tables or another number of ranks.
+        InputError: The file is no plan, or a plan for other tables or another number of ranks.
     """
     try:
         content = json.loads(text)
@@ -220,8 +220,8 @@ def _check_shapes(url: str, plan: ShardingPlan, shapes: Shapes) -> None:
 
 
 def _uneven_rows(table: ParameterSharding, rows: int) -> list[int]:
-    """Returns where the shards of a table's first columns begin, if these have unequal numbers of rows."""
-    # With unequal shards, TorchRec trains without an error, but looks up the wrong rows.
+    """Returns the first rows of a table's shards if the shards have unequal numbers of rows."""
+    # Such plans are refused: TorchRec would train without an error, but look up the wrong rows.
     starts = [shard.shard_offsets[0] for shard in shards_of(table) if shard.shard_offsets[1] == 0]
     block = -(-rows // len(starts)) if starts else 0
     return [] if starts == [min(part * block, rows) for part in range(len(starts))] else starts

@@ -1,4 +1,8 @@
-"""Shards a model by a plan, and initializes its tables."""
+"""Shards a model by a plan, and initializes its tables.
+
+Begin at `shard`, at the end. The classes before it replace TorchRec's sharded tables and sharders where these are
+wrong, depend on the plan, or waste time on small models. `sharders` puts them together.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -44,15 +48,15 @@ from trainer.plan.communication import codecs
 from trainer.plan.sharding_plan import table_bytes
 
 SENT_AT_ONCE_BYTES = 250 * 2**20
-LARGEST = 3  # tables that a message names
+LARGEST = 3  # number of tables that a message names
 
 
 class SingleIdsExchange:
-    """Sends the ids of features to the ranks of their tables.
+    """Sends single ids to the ranks of their tables, in an exchange without numbers of ids.
 
     Args:
         group: The ranks.
-        keys: The features, in the order of the ranks that have their tables.
+        keys: The features, ordered by the ranks that have their tables.
         numbers: The number of features of each rank.
     """
 
@@ -62,7 +66,7 @@ class SingleIdsExchange:
         self._keys = keys[end - numbers[group.rank()] : end]
 
     def __call__(self, ids: Tensor) -> "ArrivingIds":
-        """Begins to send this rank's ids of the features, `[F, B]`, NO_ID without one."""
+        """Begins to send this rank's ids of the features, `[F, B]`, with NO_ID where there is none."""
         ranks, here = len(self._numbers), len(self._keys)
         arriving = ids.new_empty(ranks, here, ids.shape[1])
         come = ranks * [here]
@@ -72,7 +76,7 @@ class SingleIdsExchange:
 
 
 class ArrivingIds(Awaitable[KeyedJaggedTensor]):
-    """The ids of this rank's features, from all ranks.
+    """Waits for the ids of this rank's features, which all ranks send.
 
     Args:
         work: The exchange.
@@ -91,7 +95,7 @@ class ArrivingIds(Awaitable[KeyedJaggedTensor]):
 
 
 class AveragedByStep:
-    """Sharded tables that leave the gradients of replicated tables on a CPU to GradientAverage.
+    """Mix-in of sharded tables: on a CPU, gradients of replicated tables are left to GradientAverage.
 
     On a GPU TorchRec wraps each lookup of such tables in DistributedDataParallel.
     """
@@ -102,14 +106,14 @@ class AveragedByStep:
             super().init_data_parallel()  # pyrefly: ignore[missing-attribute]
             return
         for lookup in self._lookups:  # pyrefly: ignore[missing-attribute]
-            vars(lookup)["module"] = lookup  # where TorchRec expects what DistributedDataParallel wraps
+            vars(lookup)["module"] = lookup  # TorchRec expects DistributedDataParallel's attribute here
 
 
 class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
-    """Sharded tables of pooled features, whose embeddings come in the same order under every plan.
+    """Sharded tables of pooled features; embeddings come in the same order under every plan.
 
-    TorchRec's embeddings come in the order of the plan: a model that reads `values()` would see other columns on
-    another number of ranks.
+    TorchRec returns embeddings in the order of the plan. A model that reads `values()` would then get its columns in
+    another order on another number of ranks.
 
     Args:
         module: The unsharded tables.
@@ -117,7 +121,7 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
 
     Attributes:
         features: The features, in the order of their embeddings.
-        dimensions: The columns of each.
+        dimensions: The number of columns of each feature.
     """
 
     def __init__(self, module: EmbeddingBagCollection, **options: Any) -> None:
@@ -125,14 +129,14 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
         of_features = [(feature, table) for table in module.embedding_bag_configs() for feature in table.feature_names]
         self.features = [feature for feature, _ in of_features]
         self.dimensions = [table.embedding_dim for _, table in of_features]
-        self._only_kernel: list[nn.Module] = []  # in a list, as a module of a module it would be saved twice
-        self._keys: list[list[str]] = []  # for each input distribution
+        self._only_kernel: list[nn.Module] = []  # in a list, because torch would save a submodule a second time
+        self._keys: list[list[str]] = []  # the features of each input distribution
         self._exchanges: list[SingleIdsExchange | None] = []
 
     def _create_input_dist(self, input_feature_names: list[str]) -> None:
         super()._create_input_dist(input_feature_names)
-        # A single rank has all ids of whole tables already, and leaves them where they are, as those of replicated
-        # tables. TorchRec would agree with itself on their number, and copy them: 0.3 of 3.8 ms.
+        # A single rank has all ids of whole tables already. They stay where they are, like ids of replicated tables.
+        # TorchRec would exchange their number with itself and copy them: 0.3 of 3.8 ms.
         if self._env.world_size > 1:
             self._keys = [sharding.feature_names() for sharding in self._embedding_shardings]
             self._exchanges = [
@@ -142,7 +146,8 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
                 for one, keys in zip(self._input_dists, self._keys, strict=True)
             ]
             return
-        # Of a table that is cut by columns, the kernel gives each part of all its features, one after the other.
+        # The shortcut needs whole tables. With column shards, the kernel returns the columns of a shard for all
+        # features before those of the next shard.
         are_whole = self._uncombined_embedding_names == self._embedding_names and all(
             isinstance(one, TwSparseFeaturesDist | DpSparseFeaturesDist) for one in self._input_dists
         )
@@ -154,7 +159,7 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
             self._only_kernel = kernels
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Begins to bring ids to where their rows are."""
+        """Begins to send ids to the ranks that have their rows."""
         if any(self._exchanges) and isinstance(features, SingleIds) and not self._has_mean_pooling_callback:
             return self._send_single(ctx, features)
         if not self._only_kernel:
@@ -164,7 +169,7 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
         return KJTListSplitsAwaitable([NoWait(NoWait(features))], ctx)
 
     def _send_single(self, ctx: Any, features: SingleIds) -> KJTListSplitsAwaitable[Any]:
-        """Begins to send ids of whole tables and of tables cut by columns in one exchange each, others as TorchRec."""
+        """Begins to send ids: whole tables and column shards in one exchange each, other tables as TorchRec does."""
         ids = features.block()
         if self._has_features_permute:
             ids = ids.index_select(0, self._features_order_tensor)  # pyrefly: ignore[bad-argument-type]
@@ -194,7 +199,7 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
 
 
 class SequenceTables(AveragedByStep, ShardedEmbeddingCollection):
-    """Sharded tables of sequences, whose embeddings come in the same order under every plan.
+    """Sharded tables of sequences; embeddings come in the same order under every plan.
 
     Args:
         module: The unsharded tables.
@@ -213,7 +218,7 @@ class SequenceTables(AveragedByStep, ShardedEmbeddingCollection):
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """Offers every sharding type on every device; TorchRec's sharder lacks row-wise types on a CPU.
+    """Shards pooled tables with any sharding type on any device; TorchRec's sharder lacks row-wise types on a CPU.
 
     Args:
         comms: Precision of the exchange between ranks.
@@ -247,9 +252,9 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 
 def _divide_row_wise_sums_only(tables: ShardedEmbeddingBagCollection, module: EmbeddingBagCollection) -> None:
-    # TorchRec sums the rows of row-wise tables with mean pooling and divides the result, except for features listed as
-    # sums; TorchRec lists no features of other sharding types. Beside such a table, their sums became means, and their
-    # means were divided twice. With all features listed, 81 mixed plans of 4 tables are right; before, 44 were wrong.
+    # For row-wise tables with mean pooling, TorchRec sums rows and divides the result, except for features that it
+    # lists as sums. It fails to list features of other sharding types: beside such a table their sums became means, and
+    # their means were divided twice. Of 81 mixed plans of 4 tables 44 were wrong; with all features listed, none is.
     by_pooling = tables._pooling_type_to_rs_features
     row_wise = {feature for features in by_pooling.values() for feature in features}
     features = [feature for table in module.embedding_bag_configs() for feature in table.feature_names]
@@ -257,7 +262,7 @@ def _divide_row_wise_sums_only(tables: ShardedEmbeddingBagCollection, module: Em
 
 
 class SequenceSharder(EmbeddingCollectionSharder):
-    """Shards the tables of sequences, for which TorchRec has fewer types.
+    """Shards tables of sequences, for which TorchRec has fewer sharding types.
 
     Args:
         comms: Precision of the exchange between ranks.
@@ -304,7 +309,7 @@ def sharders(
     tables: type[PooledTables] = PooledTables,
     sequences: type[SequenceTables] = SequenceTables,
 ) -> list[ModuleSharder[Any]]:
-    """Returns the sharders of both kinds of tables; takes their arguments."""
+    """Returns the sharders of both kinds of tables; the arguments are theirs."""
     return [Sharder(comms, tables), SequenceSharder(comms, sequences)]  # pyrefly: ignore[bad-return]
 
 
@@ -315,10 +320,10 @@ def shard(
     context: DistributedContext,
     seed: int,
 ) -> DistributedModelParallel:
-    """Places every table's shards by the plan and sets their initial values.
+    """Shards a model: places the shards of every table by the plan, and sets their initial values.
 
     Raises:
-        InputError: There is not enough memory.
+        InputError: The memory does not suffice.
     """
     with allocating(table_shapes(model), value_bytes(model)):
         sharded = DistributedModelParallel(
@@ -334,41 +339,42 @@ def shard(
 
 
 def _data_parallel(model: nn.Module, context: DistributedContext) -> DataParallelWrapper:
-    """Returns what averages the gradients of the dense part over the ranks."""
+    """Returns the wrapper that averages the gradients of the dense part over the ranks."""
     if context.world_size == 1 or context.device.type == "cpu":
         return Unwrapped()
     trains = [parameter.requires_grad for name, parameter in model.named_parameters() if table_of_weight(name) is None]
-    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]  # DDP refuses frozen weights alone
-    # With static_graph, or without find_unused_parameters, DDP regroups its buckets of gradients after the first step.
-    # Other buckets sum gradients in another order, so a resumed run, which takes its own first step, would round
-    # differently from an uninterrupted run.
+    # DDP refuses a module whose weights are all frozen.
+    frozen = [] if any(trains) else [name for name, _ in model.named_parameters()]
+    # find_unused_parameters keeps resumed runs exact. Without it, or with static_graph, DDP regroups its buckets after
+    # the first step of a job. Other buckets sum gradients in another order, so a resumed run would round differently
+    # from an uninterrupted run.
     return DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True, params_to_ignore=frozen)
 
 
 class Unwrapped(DataParallelWrapper):
-    """Puts the dense part on the rank's device, for GradientAverage, and gives all ranks the weights of rank 0."""
+    """The wrapper without DDP: puts the dense part on the device, with rank 0's weights; GradientAverage averages."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Sends the dense weights of rank 0, which only a model of the user's own may draw otherwise."""
-        # Modules that were made elsewhere, as TorchRec's cross network and layers of a model of the user's own.
+        """Sends rank 0's dense weights to all ranks: the user's own model may have drawn other weights on each rank."""
+        # Some modules are made on the CPU, such as TorchRec's cross network and layers of the user's own model.
         dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
         named = [*dmp.named_parameters(), *dmp.named_buffers()]
         dense = [value.detach() for name, value in named if table_of_weight(name) is None]
         if env.world_size > 1 and dense:
             assert env.process_group
-            dist._broadcast_coalesced(env.process_group, dense, SENT_AT_ONCE_BYTES, 0)  # as DDP does it
+            dist._broadcast_coalesced(env.process_group, dense, SENT_AT_ONCE_BYTES, 0)  # the way of DDP
 
 
 @contextmanager
 def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator[None]:
-    """Names the largest tables if their memory is refused.
+    """Inside the block, an allocation that fails is reported with the names of the largest tables.
 
     Args:
         tables: Rows and columns of every table.
-        value_bytes: Bytes of a value.
+        value_bytes: Size of a value in bytes.
 
     Raises:
-        InputError: The allocator refused, on the host or on a GPU.
+        InputError: The memory of the host or of a GPU does not suffice.
     """
     try:
         yield

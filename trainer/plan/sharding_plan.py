@@ -1,4 +1,4 @@
-"""TorchRec's sharding plans: made from the planner's solution, read back, and shown as tables."""
+"""TorchRec's sharding plans: makes them from the planner's solution, reads them back, and prints them as tables."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from trainer.models.embeddings import name_in_model, table_of_name, table_of_wei
 
 
 def to_sharding_plan(solution: Solution, tables: Sequence[Table], model: nn.Module) -> ShardingPlan:
-    """Converts a solution to TorchRec's plan of a model."""
+    """Converts the planner's solution to TorchRec's plan of a model."""
     topology = solution.placement.topology
     device_type = "cuda" if topology.on_gpu else "cpu"
     planned = {
@@ -60,12 +60,12 @@ def table_plans(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 
 def shards_of(table: ParameterSharding) -> list[ShardMetadata]:
-    """Returns the shards of a table; none if every rank holds it whole."""
+    """Returns the shards of a table; empty if every rank holds the whole table."""
     return table.sharding_spec.shards if table.sharding_spec else []  # pyrefly: ignore[missing-attribute]
 
 
 def replicated_tables(plan: ShardingPlan) -> list[str]:
-    """Returns the tables that every rank holds whole."""
+    """Returns the replicated tables: every rank holds the whole table."""
     return [name for name, table in table_plans(plan).items() if table.sharding_type == "data_parallel"]
 
 
@@ -84,19 +84,19 @@ def even_table(table: ParameterSharding, shape: tuple[int, int]) -> PlannedTable
 
 
 def time_of_plan(plan: ShardingPlan, problem: Problem) -> StepTime:
-    """Returns the time of a step under a plan, however the plan was made."""
+    """Returns the estimated time of a step under a plan, whether it was planned or loaded."""
     plans = table_plans(plan)
     planned = [even_table(plans[table.name], (table.rows, table.columns)) for table in problem.tables]
     return step_time(planned, problem.tables, problem.topology, problem.dense.work)
 
 
 def memory_of_plan(plan: ShardingPlan, problem: Problem) -> RankMemory:
-    """Returns the memory of each rank under a plan, however the plan was made."""
+    """Returns the estimated memory of each rank under a plan, whether it was planned or loaded."""
     return problem.memory_of(shards_in_plan(plan, problem.tables, problem.topology.ranks))
 
 
 def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int) -> Shards:
-    """Returns all shards of a plan, even or not, as the planner counts them."""
+    """Converts the shards of a plan, even or not, to the planner's form."""
     placed, found = table_plans(plan), []
     for number, table in enumerate(tables):
         one = placed[table.name]
@@ -109,7 +109,7 @@ def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int)
 
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
-    """Returns two tables to print: shape, placement and size of each embedding table, and the bytes on each rank."""
+    """Returns a plan as two tables to print: each embedding table with its placement, and the bytes on each rank."""
     shapes, width = table_shapes(model), value_bytes(model)
     on_rank = [0] * world_size
     lines = []
@@ -135,5 +135,5 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
 
 
 def table_bytes(shape: Sequence[int], value_bytes: int) -> int:
-    """Returns the bytes of a table, or of a shard, without its optimizer's state."""
+    """Returns the size of a table or shard in bytes, without optimizer state."""
     return math.prod(shape) * value_bytes

@@ -1,4 +1,4 @@
-"""The tables to plan, and the sharding types and kernels that each may have."""
+"""The tables to plan: the sizes of each, and the sharding types and kernels that it may have."""
 
 from torch import nn
 from torchrec.distributed.types import ShardingPlan
@@ -19,16 +19,16 @@ from trainer.plan.sharding_plan import shards_of, table_plans
 
 # TorchRec's data_parallel fails for sequences on a CPU, and TorchRec lacks the other types.
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
-SHOWN = 3  # tables in a line
-# A narrower lookup takes as long as one of 32 columns, so narrower shards only add lookups.
+SHOWN = 3  # number of tables that a line names
+# A lookup of fewer than 32 columns takes as long as a lookup of 32 columns, so narrower shards gain nothing.
 LEAST_COLUMNS = 32
 
 
 def with_allowed_types(config: Config) -> PlannerConfig:
-    """Returns the planner's section without sharding types that a table cannot have.
+    """Returns the planner's section without the sharding types that a table cannot have.
 
     Raises:
-        InputError: The section names such a type.
+        InputError: The section names such a type for a table.
     """
     planner, tables = config.planner, dict(config.planner.tables)
     for table in config.data.features_of_tables():
@@ -44,7 +44,7 @@ def with_allowed_types(config: Config) -> PlannerConfig:
 
 
 def column_shards_in_words(plan: ShardingPlan, config: Config) -> str:
-    """Returns a line on the tables whose optimizer computes otherwise in other column shards; empty without any."""
+    """Returns a line on the tables whose optimizer makes the losses depend on column shards; empty without any."""
     found = [
         table
         for table, sharding in table_plans(plan).items()
@@ -62,7 +62,7 @@ def column_shards_in_words(plan: ShardingPlan, config: Config) -> str:
 
 
 def check_types(plan: ShardingPlan, config: Config) -> None:
-    """Refuses a plan with a sharding type that a table cannot have, or sequences in column shards of uneven widths.
+    """Refuses a plan with a sharding type that a table cannot have, or with uneven column shards of sequences.
 
     Raises:
         InputError: The message names the table and what to do.
@@ -84,7 +84,7 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
         if sharding.sharding_type == "column_wise" and config.data.holds_sequences(table)
         for shard in shards_of(sharding)
     }
-    # TorchRec's planner makes widths equal, and its collection of sequences relies on this.
+    # TorchRec's collection of sequences relies on equal widths, which TorchRec's planner always makes.
     if len(widths) > 1:
         found = " and ".join(map(str, sorted(widths)))
         raise InputError(
@@ -94,7 +94,7 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
 
 
 def _obstacles(table: str, config: Config) -> dict[str, str]:
-    """Returns the sharding types that a table cannot have, each with the reason and what to do."""
+    """Returns the sharding types that a table cannot have, each with the reason and advice."""
     if config.data.holds_sequences(table):
         reason = f"its pooling is 'none'; TorchRec shards sequences by {', '.join(OF_SEQUENCES)} only, use one of these"
         return {kind: reason for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
@@ -108,14 +108,14 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
         replicated = f"its optimizer is '{settings.name}'; use one of {', '.join(REPLICABLE)}"
     elif not is_replicable(settings):
         replicated = f"its weight_decay is {settings.weight_decay}; use none"
-    # TorchRec 1.8 silently sums the bags of a table sharded this way.
+    # TorchRec 1.8 silently sums the bags of such a table instead of averaging them.
     meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if divides else ""
     found = {"data_parallel": replicated, "grid_shard": meaning}
     return {kind: f"{reason}, or another sharding type" for kind, reason in found.items() if reason}
 
 
 def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
-    """Returns the key that sets a table's sharding types, and the types."""
+    """Returns the sharding types that the configuration sets for a table, and the key that sets them."""
     if config.mode == "data_parallel":
         return "planner.mode", ["data_parallel"]
     if table in config.tables and config.tables[table].sharding_types:
@@ -124,7 +124,7 @@ def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
 
 
 def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig) -> list[Table]:
-    """Returns the tables of an unsharded model, sorted by name.
+    """Describes the tables of an unsharded model to the planner, sorted by name.
 
     Args:
         model: The model.
@@ -160,14 +160,14 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
 
 
 def _skew(table: str, data: DataConfig) -> list[Zipf]:
-    """Returns the distributions of a table's ids by feature; none if all rows are equally popular."""
+    """Returns the distribution of a table's ids for each feature; empty if all rows are equally popular."""
     features = [data.sparse[name] for name in data.features_of_tables()[table]]
     found = [Zipf(feature.zipf, min(feature.distinct or feature.rows, feature.rows)) for feature in features]
     return found if any(zipf.exponent or zipf.ids < features[0].rows for zipf in found) else []
 
 
 def kinds_to_choose(table: str, config: Config, planner: PlannerConfig) -> list[str]:
-    """Returns the sharding types that a table may have, without column types if these would change the losses.
+    """Returns the sharding types to choose from for a table, without column types if these would change the losses.
 
     Args:
         table: The table.
@@ -176,7 +176,8 @@ def kinds_to_choose(table: str, config: Config, planner: PlannerConfig) -> list[
     """
     kinds = kinds_of(table, planner)
     own = config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types
-    # A column shard has means and norms of its own for each row, so losses would depend on the plan and on the ranks.
+    # These optimizers compute a mean or a norm over the columns of a row, and a column shard has only its own columns.
+    # Losses would depend on the plan, and with it on the number of ranks.
     whole = [kind for kind in kinds if KINDS.index(kind) not in OF_COLUMNS]
     return (
         whole if TABLE_OPTIMIZERS[config.optimizer.of_table(table).name].joins_columns and whole and not own else kinds
@@ -192,15 +193,15 @@ def kinds_of(table: str, planner: PlannerConfig) -> list[str]:
 
 
 def _kernels(table: str, optimizer: OptimizerConfig, planner: PlannerConfig, is_managed: bool) -> list[str]:
-    """Returns the kernels that a table may have; empty for all."""
+    """Returns the kernels that a table may have; empty if it may have all."""
     if kernels := planner.tables.get(table, TablePlan()).compute_kernels:
         return kernels
-    # Averages and managed ids need all rows in one place.
+    # Averages and managed ids need all rows in one place; a cache would hold the newest values of some.
     return [kernel for kernel in KERNELS if kernel != "fused_uvm_caching"] if optimizer.ema.tables or is_managed else []
 
 
 def check_options(problem: Problem) -> None:
-    """Refuses tables that cannot be sharded as allowed.
+    """Refuses tables without any allowed way to shard them.
 
     Raises:
         InputError: The message names the table and what to do.
@@ -214,7 +215,7 @@ def check_options(problem: Problem) -> None:
 
 
 def odd_columns(table: str, columns: int) -> InputError:
-    """Returns the error for a table with shards that FBGEMM's kernels cannot take."""
+    """Returns the error for a table with shards whose number of columns FBGEMM's kernels cannot take."""
     return InputError(
         f"table '{table}' has shards of {plural(columns, 'column')}, and FBGEMM's kernels need a multiple of {LANES}; "
         "change model.embedding_dim or its features' dimension, or shard it data_parallel"
@@ -222,7 +223,7 @@ def odd_columns(table: str, columns: int) -> InputError:
 
 
 def no_option(table: str, device: str) -> InputError:
-    """Returns the error for a table whose kernels and sharding types exclude each other."""
+    """Returns the error for a table whose allowed kernels and sharding types exclude each other."""
     return InputError(
         f"planner.tables.{table}: none of its compute_kernels can be used with its sharding_types on {device}; leave "
         "one of the two out"

@@ -1,4 +1,4 @@
-"""The topology to plan for: memory and bandwidths from the configuration, its hardware or this machine."""
+"""The topology to plan for: memory and bandwidths from the configuration, the named hardware or this machine."""
 
 import os
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from trainer.config.train import TrainConfig
 from trainer.plan.communication import BYTES_PER_VALUE
 from trainer.plan.measurements import load_calibration
 
-GB_PER_SECOND = 1e9 / 1e3  # bandwidths are counted in bytes per millisecond
-# TorchRec's own defaults, for hardware without figures.
+GB_PER_SECOND = 1e9 / 1e3  # in bytes per millisecond, the planner's unit of bandwidth
+# Bandwidths of hardware without figures: the defaults of TorchRec's planner.
 UNKNOWN_HARDWARE = {
     "intra_node_gb_per_second": 600.0,
     "inter_node_gb_per_second": 12.5,
@@ -37,19 +37,19 @@ UNKNOWN_HARDWARE = {
 def host_memory_bytes(
     groups: Path = Path("/proc/self/cgroup"), hierarchy: Path = Path("/sys/fs/cgroup"), machine: int | None = None
 ) -> int:
-    """Returns the memory that processes here may use: the machine's, or the least limit of their control groups.
+    """Returns the memory that processes may use here: the machine's, or the lowest limit of their control groups.
 
     Args:
         groups: The kernel's list of this process's control groups.
-        hierarchy: Their mount point, version 1 or 2.
-        machine: The machine's memory; None to ask the kernel.
+        hierarchy: Mount point of the control groups, version 1 or 2.
+        machine: The machine's memory; None to read it from the kernel.
     """
     machine = machine or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, hierarchy)])
 
 
 def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
-    """Yields the limits of all groups from this process's up to the root, or up to the container's root."""
+    """Yields the memory limits of this process's control group and of its parents, up to the root that it can see."""
     for line in groups.read_text().splitlines() if groups.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -59,7 +59,7 @@ def _limits(groups: Path, hierarchy: Path) -> Iterator[int]:
         else:
             continue
         for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # not there, or "max"
+            with suppress(OSError, ValueError):  # no such file, or no limit: "max"
                 yield int((folder / name).read_text())
 
 
@@ -72,7 +72,7 @@ def topology_to_plan_for(
     local_world_size: int,
     device_type: str,
 ) -> Topology:
-    """Returns the topology: all memory of the ranks, and the bandwidths to plan by."""
+    """Returns the topology to plan for: all memory of the ranks, and the bandwidths."""
     config = _with_hardware(config, local_world_size)
     host = int(config.host_memory_gib * GIB) if config.host_memory_gib else host_memory_bytes() // local_world_size
     on_gpu = device_type != "cpu"
@@ -98,7 +98,7 @@ def topology_to_plan_for(
 def _speeds(
     config: PlannerConfig, train: TrainConfig, on_gpu: bool, bandwidths: dict[str, float]
 ) -> tuple[Speeds, str, System | None]:
-    """Returns the speeds, their source, and the system that reaches them, if any."""
+    """Returns the speeds to plan by, their source, and the system that reaches them, if any."""
     if config.calibration:
         calibration = load_calibration(config.calibration, "cuda" if on_gpu else "cpu")
         return calibration.speeds, calibration.source, None
@@ -107,7 +107,7 @@ def _speeds(
         return cpu_speeds(inter), "of a usual CPU, not measured", None
     intra, memory = bandwidths["intra_node_gb_per_second"], bandwidths["hbm_gb_per_second"]
     host, system = host_of(config), SYSTEMS[config.system]
-    gpu = host.gpu if host and host.gpu else A100  # the slowest known GPU
+    gpu = host.gpu if host and host.gpu else A100  # the slowest GPU with known figures
     flops = 1e12 * gpu.tflops("tf32" if train.tf32 and train.precision == "fp32" else train.precision)
     speeds = speeds_of(system, data_sheet_speeds(memory, intra, inter, flops))
     sheet = f"{ACHIEVED:.0%} of {config.hardware or 'TorchRec'}'s data sheet, not measured"
@@ -115,7 +115,7 @@ def _speeds(
 
 
 def _with_hardware(config: PlannerConfig, local_world_size: int) -> PlannerConfig:
-    """Returns the configuration with unset figures filled in from its hardware, else from TorchRec's defaults."""
+    """Returns the planner's section with unset figures filled in from the hardware, else from TorchRec's defaults."""
     figures: dict[str, float | None] = dict(UNKNOWN_HARDWARE)
     if host := host_of(config):
         figures |= {"host_memory_gib": host.memory_gib / local_world_size}

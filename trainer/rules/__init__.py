@@ -1,4 +1,4 @@
-"""The rules of features: keys, checks, types of columns, NumPy form, torch form and signature of exports.
+"""The rules of features: how columns become ids and numbers, in training and in exported models.
 
 Importable without torch. Uses core.
 """

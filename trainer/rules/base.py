@@ -42,8 +42,8 @@ class RefusedId(Exception):
     """An id that a rule refuses.
 
     Args:
-        place: Its place among the ids.
-        reason: Follows the id in the message, such as `is outside [0, 10)`.
+        place: Number of the id among the ids.
+        reason: The end of the message after the id, such as `is outside [0, 10)`.
     """
 
     def __init__(self, place: int, reason: str) -> None:
@@ -59,9 +59,9 @@ class IdRule:
         feature: Its keys.
 
     Attributes:
-        takes_strings: Whether ids may be strings, which arrive as 64-bit hashes.
-        lists_ids: Whether a row belongs to one id, so that all features of a table have the same rule.
-        keeps_rows: Whether ids keep their rows when the table gets more.
+        takes_strings: Whether ids may be strings; they arrive as 64-bit hashes.
+        lists_ids: Whether each row belongs to a single id. Then all features of a table need the same rule.
+        keeps_rows: Whether ids keep their rows when the table gets more rows.
     """
 
     takes_strings: bool = False
@@ -72,7 +72,7 @@ class IdRule:
         self.name, self.feature, self.rows = name, feature, feature.rows
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows of ids, `[N]` integers of any type to `[N]` integers in `[0, rows)`.
+        """Turns ids into rows, `[N]` integers of any type into `[N]` integers in `[0, rows)`.
 
         Raises:
             RefusedId: An id has no row.
@@ -84,7 +84,7 @@ class IdRule:
         return {}
 
     def torch_rows_of(self, ids: "Tensor", arrays: Mapping[str, "Tensor"], unsigned: bool) -> "Tensor":
-        """Returns the same rows in torch, `[N]` int64, for an exported model.
+        """Returns the same rows as `rows_of`, computed in torch, `[N]` int64, for an exported model.
 
         Args:
             ids: `[N]` int64, without ids that the loader of an export refuses.

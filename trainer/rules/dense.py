@@ -1,4 +1,4 @@
-"""Dense features: a null is replaced, then the number or time is clipped, transformed and standardized."""
+"""Rules of dense features: nulls are replaced, then numbers and times are clipped, transformed and standardized."""
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -74,7 +74,7 @@ class NumberKeys(Section):
 
 
 def has_dense_value(numbers: Any, feature: dict[str, Any], library: Any) -> Any:
-    """Returns which numbers have a finite dense value, `[B]`; NaN is missing.
+    """Returns which numbers have a finite dense value, `[B]`; NaN counts as missing.
 
     Args:
         numbers: float32, in an array of NumPy or torch.
@@ -113,7 +113,7 @@ def number_of_time(seconds: np.ndarray, missing: np.ndarray, feature: NumberKeys
 
 
 def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
-    """Returns dense values for numbers without nulls, `[R]` float32. Values may not be finite."""
+    """Returns the dense values of numbers without nulls, `[R]` float32. The values can be infinite or NaN."""
     values = np.clip(raw, *np.asarray(feature.clip, np.float32)) if feature.clip else raw
     if feature.transform in FUNCTIONS:
         values = FUNCTIONS[feature.transform](values)
@@ -134,7 +134,7 @@ def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Te
         values = (~present).float()
     elif feature.transform in TIMES:
         seconds = raw.where(present, 0)
-        if feature.transform == "age":  # in double: torch divides integers in float32
+        if feature.transform == "age":  # in float64, because torch would divide integers in float32
             made = (_day_start(feature) - seconds).double() / DAY
         else:
             made = part_of_time(seconds, feature.transform)

@@ -23,7 +23,7 @@ TIME_VALUES = {"hour": 24, "weekday": 7}
 """The number of values of each part of a time."""
 TIMES = ("hour", "weekday", "age")
 """The transforms that take times."""
-HOUR, DAY = 3600, 86400  # in seconds
+HOUR, DAY = 3600, 86400  # seconds
 # The range of integer times: years 1973 to 2099, so that numbers such as 20260131 and milliseconds are noticed.
 SECONDS = range(10**8, 4_102_444_800)
 NO_TIME = "is no time in seconds since 1970, between the years 1973 and 2099; write timestamps or dates"
@@ -42,12 +42,12 @@ class BucketKeys(SparseKeys):
 
 
 def bucketized(numbers: np.ndarray, edges: list[float]) -> np.ndarray:
-    """Returns the buckets of numbers that are not NaN, `[R]` float32 to `[R]` int32."""
+    """Returns the bucket of each number, `[R]` float32 to `[R]` int32; numbers must not be NaN."""
     return np.searchsorted(np.asarray(edges, np.float32), numbers, side="right").astype(np.int32)
 
 
 def bucketized_in_torch(numbers: "Tensor", edges: "Tensor") -> "Tensor":
-    """Returns the same, `[B]` int64."""
+    """Returns the same as `bucketized`, computed in torch, `[B]` int64."""
     return (numbers[:, None] >= edges).sum(1)
 
 
@@ -71,7 +71,7 @@ def check_time(file: str, column: str, dtype: pa.DataType, key: str, transform: 
 
 
 def to_seconds(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns times in whole seconds since 1970 in UTC, `[R]` int64, and which are missing, `[R]`."""
+    """Returns times as whole seconds since 1970 in UTC, `[R]` int64, and which are missing, `[R]`."""
     missing, dtype = is_missing(array), array.type
     if pa.types.is_date(dtype):
         return _wide(array.cast(pa.date32(), safe=False).cast(pa.int32())) * DAY, missing
@@ -101,7 +101,7 @@ class CrossKeys(SparseKeys):
     """Instead: two or three columns of single ids, whose combinations are the ids. Needs ids = "hash"."""
 
     def check_columns(self, key: str) -> None:
-        """Refuses other numbers of columns, and id rules that cannot take numbers of 64 bits."""
+        """Refuses a wrong number of columns, and id rules that cannot take 64-bit numbers."""
         columns = self.columns
         if not columns:
             return
@@ -129,10 +129,10 @@ def crossed(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def crossed_in_torch(columns: Sequence["Tensor"]) -> "Tensor":
-    """Returns the same ids, int64."""
+    """Returns the same ids as `crossed`, computed in torch, int64."""
     return reduce(lambda ids, more: splitmix64(ids) ^ more, columns)
 
 
 def inputs_of_cross(name: str, feature: CrossKeys) -> list[str]:
-    """Returns the input names of a cross's columns in an exported model."""
+    """Returns the names of the inputs for the columns of a cross in an exported model."""
     return [f"{name}.{column}" for column in feature.columns]

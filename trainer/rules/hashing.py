@@ -1,4 +1,4 @@
-"""Ids to rows by arithmetic: `offset` is added, strings are hashed, and `ids` refuses, wraps or hashes an id."""
+"""Rules that compute rows from ids: `offset` is added, strings are hashed, and `ids` refuses, wraps or hashes an id."""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class OffsetKeys(SparseKeys):
 
 
 def check_integers(file: str, column: str, dtype: pa.DataType, key: str, feature: OffsetKeys) -> None:
-    """Refuses a column of strings, which have no sum."""
+    """Refuses a column of strings, to which no offset can be added."""
     if feature.offset and is_string(id_type(dtype)):
         raise InputError(
             f"{file}: column '{column}' is of type {dtype}, but {key}.offset is {feature.offset}, which is added to "
@@ -49,7 +49,7 @@ class HashKeys(SparseKeys):
     """For ids = "hash": each salt is another hash, which other ids collide in."""
 
     def check_salt(self, key: str) -> None:
-        """Refuses a salt for other rules."""
+        """Refuses a salt for rules that do not hash."""
         if self.salt and self.ids != "hash":
             raise InputError(
                 f"{key}.salt is {self.salt}, but {key}.ids is '{self.ids}', which has no use for it; set ids to "
@@ -91,7 +91,7 @@ class Modulo(IdRule):
         highest, negative = greatest(ids)
         if not negative and highest < self.rows:
             return ids
-        if not negative and highest < 2**32:  # as in Criteo; half as wide, three times as fast
+        if not negative and highest < 2**32:  # as in Criteo; with half the width it is three times as fast
             return modulo(ids.astype(np.uint32, copy=False), np.uint32(self.rows)).view(np.int32)
         wide = ids if ids.dtype == np.uint64 else ids.astype(np.int64)
         return modulo(wide, wide.dtype.type(self.rows))
@@ -117,7 +117,7 @@ class Hash(IdRule):
 
 
 def greatest(ids: np.ndarray) -> tuple[int, bool]:
-    """Returns the greatest integer by its bits, and whether one is negative: its bits are a huge number."""
+    """Returns the greatest integer by its bits, and whether any integer is negative, which shows as a huge number."""
     highest = int(ids.view(f"u{ids.itemsize}").max(initial=0))  # one pass for both
     return highest, highest > np.iinfo(ids.dtype).max
 
@@ -128,7 +128,7 @@ def is_outside(ids: Any, low: int, high: int) -> Any:
 
 
 def modulo(ids: np.ndarray, rows: np.integer) -> np.ndarray:
-    """Returns `ids % rows`, five times as fast: NumPy's `//` by a scalar multiplies and shifts, its `%` divides."""
+    """Returns `ids % rows`, five times as fast as NumPy's `%`: its `//` by a scalar multiplies and shifts."""
     whole = ids // rows
     whole *= rows
     return np.subtract(ids, whole, out=whole)
@@ -140,7 +140,7 @@ def unsigned_modulo(bits: "Tensor", rows: int) -> "Tensor":
 
 
 def salted(ids: np.ndarray, salt: int) -> np.ndarray:
-    """Returns ids to hash, `[N]`, which differ by salt."""
+    """Mixes the salt into ids before they are hashed, `[N]`."""
     return ids.astype(np.uint64) ^ mix(np.array([salt])) if salt else ids
 
 
@@ -153,8 +153,8 @@ def as_integers(ids: pa.Array) -> np.ndarray:
 
 def hash_text(array: pa.Array) -> np.ndarray:
     """Hashes each distinct string, `[N]` int64; bytes count as the UTF-8 of a string."""
-    # BLAKE2b, because hash() differs between processes and Arrow's hash may differ between versions: a table trained
-    # today has to be right for the data of next year.
+    # BLAKE2b, because hash() differs between processes and Arrow's hash may differ between versions. A table that is
+    # trained today has to be right for the data of next year.
     coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     texts = coded.dictionary.cast(pa.large_binary()).to_pylist()  # as bytes: text need not be valid UTF-8
     hashes = np.frombuffer(b"".join(map(hash_bytes, texts)), np.int64)

@@ -1,4 +1,4 @@
-"""Lists of ids: how many are kept and which, those of a time before the sample's, and the weight of each id."""
+"""Rules of lists of ids: how many ids are kept, which are early enough, and the weight of each id."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,7 +16,7 @@ GREATEST = (2 - 2**-23) * 2.0**127  # the greatest float32
 
 
 class MaxIdsKeys(SparseKeys):
-    """The keys of how many ids of a list are kept, and which."""
+    """The keys that decide how many ids of a list are kept, and from which end."""
 
     max_ids: pydantic.PositiveInt | None = None
     """Ids of a list at most. A sequence, of pooling none or raw, needs it. Unset: all are kept."""
@@ -67,7 +67,7 @@ def kept(offsets: np.ndarray, array: pa.Array, feature: MaxIdsKeys) -> tuple[np.
 
 
 class EarlierKeys(SparseKeys):
-    """The keys of ids that are kept for being of a time before the sample's."""
+    """The keys that keep only ids with a time before the time of the sample."""
 
     times: str | None = pydantic.Field(None, exclude_if=lambda value: value is None)
     """Column with a list of times, one for each id: an id stays if its time is before the sample's, in whole seconds.
@@ -141,7 +141,7 @@ class WeightKeys(SparseKeys):
 
 
 def check_weight_type(file: str, name: str, dtype: pa.DataType, column: str, ids: pa.DataType) -> None:
-    """Refuses a column of weights without numbers, or with lists of numbers for single ids."""
+    """Refuses a column of weights that holds no numbers, or lists of numbers for single ids."""
     plain = plain_type(dtype)
     if pa.types.is_null(plain):
         return
@@ -168,7 +168,7 @@ def allowed_weights(pooling: str) -> str:
 
 
 def aligned(ids: pa.Array, weights: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Returns ids and weights in lists; single ids in lists of one."""
+    """Returns ids and weights in lists; single ids become lists with one element."""
     if is_list(ids.type) or is_list(weights.type):
         return as_lists(ids), as_lists(weights)
     return _one_each(ids), _one_each(weights)
@@ -233,5 +233,5 @@ def _pooling_weights(pooling: str, lengths: np.ndarray, weights: np.ndarray | No
         return found
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     totals = np.bincount(row_of, found, minlength=len(lengths))
-    # Ids of total weight 0 count as no ids.
+    # Ids whose weights add up to 0 count as no ids.
     return (found / np.where(totals > 0, totals, 1)[row_of]).astype(np.float32)

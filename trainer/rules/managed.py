@@ -1,4 +1,4 @@
-"""`ids = "managed"`: an id gets a row when first seen, and may lose the row to another id."""
+"""The rule `ids = "managed"`: an id gets a row when it is first seen, and may lose the row to another id."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-FREE = -1  # in place of the id of a row without one; ids are at least 0
-SHARED = 0  # the row of all ids without a row of their own
+FREE = -1  # marks a row without an id; ids are at least 0
+SHARED = 0  # number of the row that all ids without their own row share
 
 
 class ManagedKeys(SparseKeys):
@@ -29,7 +29,7 @@ class ManagedKeys(SparseKeys):
         """Refuses a table with too few rows, and keys that other rules do not read."""
         if self.ids == "managed" and self.rows < 2:
             raise InputError(f"{key}.rows is {self.rows}; managed ids need one for unseen ids and one more")
-        # Earlier runs wrote least_recent, then the default, to config.toml for all rules.
+        # Earlier versions wrote their default, least_recent, to config.toml for all rules.
         if self.ids != "managed" and self.evict == "least_used":
             raise InputError(
                 f"{key}.evict is '{self.evict}', but {key}.ids is '{self.ids}', which "
@@ -38,7 +38,7 @@ class ManagedKeys(SparseKeys):
 
 
 class Managed(IdRule):
-    """Cuts ids to 63 bits, as negative numbers are no ids. Training gives them rows, once per global batch.
+    """Cuts ids to 63 bits, because negative numbers are no ids. Training assigns rows, once per global batch.
 
     Attributes:
         ids_of_rows: The id of each row in a checkpoint, `[R]`, for an export.
@@ -50,17 +50,18 @@ class Managed(IdRule):
     ids_of_rows: np.ndarray
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns ids, which get rows later."""
+        """Returns the ids, which get their rows later, in training."""
         return ids.astype(np.int64) & np.iinfo(np.int64).max
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the ids with a row of their own, sorted, and their rows; both as long as the table, whatever is free.
+        """Returns the ids that have their own row, sorted, and their rows; both are as long as the table.
 
-        So the export of a day has the shapes of the day before, and can be its changes.
+        So the exports of two days have the same shapes, and an export can be the changes since another.
         """
         rows = own_rows(self.ids_of_rows)
         order = self.ids_of_rows[rows].argsort(kind="stable")
-        # The last id again and again, of which a search finds the first; without ids, one that no client can send.
+        # Filled up with the last id, of which a search finds the first. If there are no ids, with an id that no client
+        # can send.
         padding = max(1, len(self.ids_of_rows)) - len(rows)
         last_id, last_row = (self.ids_of_rows[rows][order[-1]], rows[order[-1]]) if len(rows) else (FREE, SHARED)
         return {
@@ -75,6 +76,6 @@ class Managed(IdRule):
 
 
 def own_rows(ids: np.ndarray) -> np.ndarray:
-    """Returns the rows with an id of their own, given the id of each row, `[R]`."""
+    """Returns the rows that belong to an id, given the id of each row, `[R]`."""
     rows = np.flatnonzero(ids != FREE)
     return rows[rows != SHARED]

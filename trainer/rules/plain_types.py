@@ -1,6 +1,6 @@
-"""Columns of Arrow's many types and layouts as the few of training: numbers, integers, strings, and nulls in NumPy.
+"""Reduces Arrow's many types and layouts to the few that training uses: numbers, integers, strings, nulls.
 
-A layout changes no value: dictionaries, runs, views, lists of any kind, extension types by their storage.
+Values are never changed, only their layout: dictionaries, runs, views, kinds of lists, and extension types.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def plain_type(dtype: pa.DataType) -> pa.DataType:
 
 
 def id_type(dtype: pa.DataType) -> pa.DataType:
-    """Returns the type of a column's ids, which may be in lists; other than integers or strings, it has no ids."""
+    """Returns the type of a column's ids, alone or in lists. A type other than integers or strings means: no ids."""
     plain = plain_type(dtype)
     plain = plain.value_type if _has_lists(plain) else plain
     if pa.types.is_boolean(plain):
@@ -61,7 +61,7 @@ def is_string(dtype: pa.DataType) -> bool:
 
 
 def has_values(dtype: pa.DataType) -> bool:
-    """Returns whether a column can hold a value, itself or in lists; a file without values writes the null type."""
+    """Returns whether a column can hold a value, alone or in lists; a file without values writes the null type."""
     return not pa.types.is_null(id_type(dtype))
 
 
@@ -84,7 +84,7 @@ def is_moment(dtype: pa.DataType) -> bool:
 
 
 def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns the unit of a column's values, the same in all files of a data set; None for a column without values."""
+    """Returns the unit of a column's values, which must be the same in all files; None for a column without values."""
     if not has_values(dtype):
         return None
     plain = plain_type(dtype)
@@ -98,7 +98,7 @@ def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
 
 
 def meaning_in_lists(dtype: pa.DataType, of_ids: bool) -> str | None:
-    """Returns the same, and whether the values are in lists."""
+    """Returns the same as `meaning`, and whether the values are in lists."""
     found = meaning(dtype, of_ids)
     return f"lists of {found}" if found and is_list(dtype) else found
 
@@ -108,7 +108,7 @@ def to_plain(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return to_plain(array.storage)
     if isinstance(array, pa.RunEndEncodedArray):
-        # pyarrow's run_end_decode lacks views, decimals, lists and others.
+        # Not pyarrow's run_end_decode, which lacks views, decimals, lists and other types.
         places = np.searchsorted(array.run_ends, np.arange(len(array)) + array.offset, side="right")
         return to_plain(array.values).take(pa.array(places))
     if isinstance(array, pa.DictionaryArray):
@@ -178,7 +178,7 @@ def to_ids(array: pa.Array) -> pa.Array:
 
 
 def as_lists(array: pa.Array) -> pa.Array:
-    """Returns ids in lists; null lists for a column without values, which has no type."""
+    """Returns lists of ids; null lists for a column without values, which has no type."""
     return array if _has_lists(array.type) else pa.nulls(len(array), pa.large_list(pa.int32()))
 
 
@@ -189,7 +189,7 @@ def list_lengths(lists: pa.Array) -> np.ndarray:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns where each list begins, and where the last one ends, `[R + 1]`, given their lengths, `[R]`."""
+    """Returns where each list begins and the last list ends, `[R + 1]`, given their lengths, `[R]`."""
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
@@ -229,12 +229,12 @@ def is_missing(array: pa.Array) -> np.ndarray:
 
 
 def zero_filled(array: pa.Array) -> np.ndarray:
-    """Returns numbers, `[R]`, with 0 instead of nulls."""
+    """Returns numbers, `[R]`, with 0 in place of nulls."""
     if not array.null_count:
         return array.to_numpy(zero_copy_only=False)
     stored = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
-    values = stored.to_numpy(zero_copy_only=False)  # a null has any value
-    # As integers, because infinity times 0 is not 0.
+    values = stored.to_numpy(zero_copy_only=False)  # the value under a null is arbitrary
+    # Multiplied as integers, because infinity times 0 is not 0.
     return (values.view(f"i{values.itemsize}") * ~is_missing(array)).view(values.dtype)
 
 

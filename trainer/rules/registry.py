@@ -1,4 +1,4 @@
-"""Finds the rule for a feature's ids by name: a built-in one, or the user's own class with `rows_of`."""
+"""Finds the rule for a feature's ids by name: a built-in rule, or the user's own class with `rows_of`."""
 
 import ast
 import importlib
@@ -46,12 +46,12 @@ def check_id_rule(key: str, feature: SparseKeys) -> None:
 
 
 def lists_ids(feature: SparseKeys) -> bool:
-    """Returns whether a row of the feature's table belongs to one id."""
+    """Returns whether each row of the feature's table belongs to a single id."""
     return feature.ids in ID_RULES and ID_RULES[feature.ids].lists_ids
 
 
 def keeps_rows(feature: SparseKeys) -> bool:
-    """Returns whether ids keep their rows when the feature's table gets more."""
+    """Returns whether ids keep their rows when the feature's table gets more rows."""
     return feature.ids in ID_RULES and ID_RULES[feature.ids].keeps_rows
 
 
@@ -98,7 +98,7 @@ class OwnRule(IdRule):
         return f"rules/{module}.py", text
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows that the user's rule gives to ids.
+        """Returns the rows of ids by the user's rule.
 
         Raises:
             InputError: The results are not rows of the table, or the rule raises ValueError.

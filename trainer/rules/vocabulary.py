@@ -1,4 +1,4 @@
-"""`ids = "vocabulary"`: each id in a list of a column's ids has its own row in the table."""
+"""The rule `ids = "vocabulary"`: each id in a file of a column's ids has its own row in the table."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class VocabularyKeys(SparseKeys):
     of them after those."""
 
     def check_vocabulary(self, key: str) -> None:
-        """Refuses the rule without its file, and the file without its rule."""
+        """Refuses the rule without a file, and a file without the rule."""
         if (self.ids == "vocabulary") != (self.vocabulary is not None):
             raise InputError(
                 f"{key}.ids is '{self.ids}' and {key}.vocabulary is "
@@ -43,7 +43,7 @@ class VocabularyKeys(SparseKeys):
 
 
 class Listed(IdRule):
-    """Gives an id its row in the vocabulary, and hashes unlisted ids over other rows."""
+    """Gives a listed id its row in the vocabulary, and hashes unlisted ids over other rows."""
 
     takes_strings = True
     lists_ids = True
@@ -75,15 +75,15 @@ def look_up(ids: "Tensor", arrays: Mapping[str, "Tensor"], unseen: "Tensor") -> 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a column. All other ids share the first rows of the table.
+    """A vocabulary: the listed ids of a column. All other ids share the first rows of the table.
 
     Attributes:
-        keys: The ids, strings by their hash, `[N]` int64, sorted.
+        keys: The ids, `[N]` int64, sorted; strings are hashed.
         rows: The row of each id, `[N]` int32.
-        unseen_rows: Rows that other ids are hashed over.
+        unseen_rows: Number of rows that other ids are hashed over.
         is_text: Whether the ids are strings.
         in_order: The ids in the order of their rows, `[N]`.
-        meaning: What the ids are, such as dates; None of a vocabulary that does not say.
+        meaning: The meaning of the ids, such as dates; None if the vocabulary does not record it.
     """
 
     keys: np.ndarray
@@ -93,7 +93,7 @@ class Vocabulary:
     in_order: np.ndarray
     meaning: str | None = None
 
-    @cached_property  # each save asks for it
+    @cached_property  # every save needs it
     def fingerprint(self) -> str:
         """A hash of the ids and their rows, and the number of ids."""
         return self._fingerprint(len(self.in_order))
@@ -122,7 +122,7 @@ class Vocabulary:
 
 
 def open_vocabulary(name: str, feature: VocabularyKeys) -> Vocabulary:
-    """Returns the vocabulary of a sparse feature. A process reads each once.
+    """Returns the vocabulary of a sparse feature; a process reads each vocabulary once.
 
     Raises:
         InputError: The file cannot be read, is not a vocabulary, or needs more rows than the table has.
@@ -161,11 +161,11 @@ def vocabularies(features: Mapping[str, VocabularyKeys]) -> dict[str, Vocabulary
 
 
 def check_fingerprints(features: Mapping[str, VocabularyKeys], saved: Mapping[str, str], checkpoint: str) -> None:
-    """Refuses vocabularies in which ids of a checkpoint have other rows.
+    """Refuses vocabularies that give other rows to the ids of a checkpoint.
 
     Args:
         features: The sparse features.
-        saved: The `fingerprints` at the time of the checkpoint.
+        saved: The `fingerprints` in the checkpoint.
         checkpoint: URL of the checkpoint, for the message.
 
     Raises:

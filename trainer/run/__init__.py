@@ -1,4 +1,4 @@
-"""Lock, stop requests, watchdog and reports of a run.
+"""A run from the outside: its lock, stop requests, watchdog, step clock and reports.
 
 Uses plan, config and core.
 """

@@ -25,12 +25,12 @@ from trainer.core.storage import named
 if TYPE_CHECKING:
     from trainer.core.distributed import DistributedContext
 
-# filelock locks files of one machine: an object store has no flock, on network file systems it may hold for one host
-# only, and its SoftFileLock stays when a holder on another host dies.
+# Why not filelock: object stores have no flock, on network file systems it may hold for a single host only, and its
+# SoftFileLock stays when a holder on another host dies.
 FILE = "lock.json"
 RENEW_SECONDS = 10.0
-STALE_SECONDS = 3 * RENEW_SECONDS  # one renewal may fail, another be late
-SETTLE_SECONDS = 0.5  # of two jobs that take over one lock at once, the last to write it holds it
+STALE_SECONDS = 3 * RENEW_SECONDS  # a renewal may fail, and the next be late
+SETTLE_SECONDS = 0.5  # if two jobs take over a lock together, the last to write holds it; each looks again after this
 POLL_SECONDS = 1.0
 
 HOLDER = ("token", "job", "host", "pids", "pid", "started")
@@ -46,9 +46,9 @@ class RunLock:
 
     Args:
         run: The run directory.
-        job: The name of the TorchX job that takes it; None outside one.
-        file: The name of its file.
-        waits: Whether to wait for a living holder, once a line says so.
+        job: Name of the TorchX job that takes the lock; None outside TorchX.
+        file: Name of the lock's file.
+        waits: Whether to wait for a living holder, after a line reports it.
     """
 
     def __init__(self, run: RunDirectory, job: str | None = None, file: str = FILE, waits: bool = False) -> None:
@@ -77,7 +77,7 @@ class RunLock:
         threading.Thread(target=self._renew, name="lock", daemon=True).start()
 
     def check(self) -> None:
-        """Makes sure that the lock is still held.
+        """Verifies that the lock is still held.
 
         Raises:
             LockLost: It is not.
@@ -98,7 +98,7 @@ class RunLock:
             with self._run.fs.open(self._run.path(self._file), "xb") as file:
                 file.write(json.dumps(self._describe()).encode())
         except FileExistsError:
-            return self._is_mine(self._read())  # a retry of the library finds the file of the first attempt
+            return self._is_mine(self._read())  # a library's retry finds the file that its first attempt created
         return True
 
     def _is_dead(self, holder: Holder) -> bool:
@@ -136,8 +136,8 @@ class RunLock:
             ) from error
 
     def _renew(self) -> None:
-        # A lost lock ends the process by os._exit, as sys.exit would end this thread only. Storage that fails may come
-        # back: the lock is not lost yet, and every commit checks it.
+        # A lost lock ends the process by os._exit, because sys.exit would end only this thread. Storage that fails may
+        # come back: the lock is not lost yet, and every commit checks it.
         while not self._released.wait(RENEW_SECONDS):
             try:
                 self.check()

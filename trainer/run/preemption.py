@@ -47,9 +47,9 @@ class Stopped(SystemExit):
 
 
 class StopRequests:
-    """Requests of this rank to stop, to save or to let its watchers act, shared with all ranks.
+    """Requests of this rank to stop, to save or to let watchers act; an all-reduce shares them with all ranks.
 
-    A rank that stops alone leaves the others in a collective, so all stop after the same step.
+    All ranks stop after the same step, because a rank that stops alone would leave the others in a collective.
 
     Args:
         context: This process among the ranks that stop together.
@@ -77,8 +77,8 @@ class StopRequests:
 
         Args:
             save: Whether this rank requests a save.
-            watch: Whether a watcher of this rank asks for all ranks; repeat it at every call, as greater actions go
-                first.
+            watch: Whether a watcher of this rank requests all ranks. Repeat it at every call, because greater actions
+                go first.
         """
         self._calls += 1
         if self._reduced is not Action.STOP:
@@ -127,7 +127,7 @@ class StopRequests:
 
 @contextmanager
 def stop_on_signals(context: DistributedContext, words: tuple[str, str] = TRAINING_WORDS) -> Iterator[StopRequests]:
-    """Lets SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop inside the block; arguments as for StopRequests."""
+    """Inside the block, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 request a stop; arguments as for StopRequests."""
     request = StopRequests(context, words)
     if dist.is_torchelastic_launched():
         _follow_parent()
@@ -150,10 +150,10 @@ def stop_on_signals(context: DistributedContext, words: tuple[str, str] = TRAINI
 
 
 def _follow_parent() -> None:
-    """Lets the kernel send SIGTERM to this rank when torchrun dies.
+    """Has the kernel send SIGTERM to this rank when torchrun dies.
 
-    A torchrun that is killed leaves its ranks running, with the GPUs and the lock of the run; the standard library has
-    no prctl.
+    If torchrun is killed, its ranks would go on and hold the GPUs and the lock of the run. The standard library has no
+    prctl, hence ctypes.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))

@@ -29,7 +29,7 @@ def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
 
 
 def _rank_memory(context: DistributedContext) -> dict[str, float]:
-    """Returns the memory that rank 0 has, under the keys of `planner`: a plan for another machine counts with it."""
+    """Returns the memory of rank 0 under the keys of `planner`, with which a plan can be made on another machine."""
     found = {"host_memory_gib": host_memory_bytes() / context.local_world_size / GIB}
     if context.device.type == "cuda":
         found["memory_gib"] = torch.cuda.get_device_properties(context.device).total_memory / GIB

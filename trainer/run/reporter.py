@@ -27,13 +27,13 @@ NOT_FINITE = (
     "warning: the loss is {loss}, and later steps do not mend the weights; with train.nonfinite = 'error' the job ends "
     "at the first such step, with 'skip' it leaves the step out"
 )
-# Losses of samples that weigh something are not exactly 0, so this needs no sum of weights over the ranks.
+# The loss of samples with a weight is never exactly 0, so no sum of weights over the ranks is needed.
 ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"
 
 
 @contextmanager
 def tolerate_failed_writes(run: RunDirectory, log: Callable[[str], None]) -> Iterator[None]:
-    """Logs a failure of storage in the block, as it must not end training."""
+    """Logs a failure of storage inside the block, because it must not end training."""
     try:
         with os_errors():
             yield

@@ -1,4 +1,4 @@
-"""Training: setup, the loop, one step, evaluation, resume, fine-tuning.
+"""Training: setup, the loop, a single step, evaluation, resume and fine-tuning.
 
-Uses every other room.
+Uses all rooms below it but pages.
 """

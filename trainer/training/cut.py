@@ -1,7 +1,10 @@
-"""The cut: backward ends at the embeddings, and goes on into the tables only when the step is to be taken.
+"""The cut: backward stops at the embeddings and continues into the tables only once the step is accepted.
 
-FBGEMM updates a table inside backward, by whatever gradient arrives there. So everything that looks at gradients or
-changes them before the update has to come before that: microbatches, the loss scale, skipped steps, clamped values.
+FBGEMM updates a table inside backward, with whatever gradient arrives there. Everything that inspects or changes
+gradients before the update therefore needs the cut: microbatches, the loss scale, skipped steps, clamped gradients.
+
+`Cut` is what the step uses. `CutTables` and `CutSequences` take the place of TorchRec's sharded tables: during training
+they return detached leaves, and `CutEmbeddings` keeps both sides of the cut until the step ends.
 """
 
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ Sequences = dict[str, JaggedTensor]
 
 
 def needs_cut(config: Config) -> bool:
-    """Returns whether the configuration needs the gradients before the tables are updated."""
+    """Returns whether the configuration needs gradients before the tables are updated."""
     train = config.train
     return (
         train.micro_batches > 1
@@ -49,7 +52,7 @@ class Cut:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """This rank's gradients of embeddings, `[rows, columns]` each, the mean over ranks still to be taken."""
+        """This rank's gradients of embeddings, `[rows, columns]` each, not yet averaged over the ranks."""
         return [gradient for found in self.embeddings for gradient in found.gradients]
 
     @property
@@ -59,22 +62,23 @@ class Cut:
 
     @property
     def embeddings(self) -> "list[CutEmbeddings[Any]]":
-        """The embeddings of the step in progress, of each collection of tables."""
+        """The embeddings of the step in progress, one entry per collection of tables."""
         return [tables.embeddings_of_step for tables in self._tables if tables.embeddings_of_step]
 
     def slice_next_batch(self, slices: int) -> None:
-        """Looks the next batch up as a whole, and gives it to the dense part in slices."""
+        """Has the next batch looked up as a whole and passed to the dense part in slices."""
         for tables in self._tables:
             tables.slices = slices
 
     def serve_again(self) -> None:
-        """Allows another call of the model on the batch of the step in progress."""
+        """Allows the model to be called again on the batch of the step in progress."""
         for found in self.embeddings:
             found.next_slice = 0
 
     def backward(self) -> None:
-        """Continues backward into the tables, which updates the sharded ones, and ends the step."""
-        # As without a cut, embeddings that the model did not use get no gradient.
+        """Continues backward into the tables, which updates sharded tables, and ends the step."""
+        # Tables that the model did not use get no gradient, as without a cut. A gradient of zeros would be different:
+        # it moves the rows of optimizers with momentum.
         used = [pair for found in self.embeddings if found.gradients for pair in found.backward_arguments()]
         self.end()
         if used:
@@ -92,7 +96,7 @@ class CutEmbeddings(Generic[Embeddings]):
 
     Args:
         awaitable: The tables' side, on its way between the ranks.
-        slices: Equal slices of the batch on the dense part's side.
+        slices: Number of equal slices that the dense part gets.
 
     Attributes:
         next_slice: Number of the slice that the dense part gets next.
@@ -101,7 +105,7 @@ class CutEmbeddings(Generic[Embeddings]):
     def __init__(self, awaitable: Awaitable[Embeddings], slices: int) -> None:
         self._awaitable, self.slices, self.next_slice = awaitable, slices, 0
         self._wholes: list[Tensor] = []
-        self._parts: list[list[Tensor]] = []  # of each whole, by slice
+        self._parts: list[list[Tensor]] = []  # the slices of each tensor in `_wholes`
 
     def take_slice(self) -> LazyAwaitable[Embeddings]:
         """Returns the next slice, without waiting for it."""
@@ -121,12 +125,12 @@ class CutEmbeddings(Generic[Embeddings]):
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The slices, each an input of the dense part, `[rows, columns]`; empty until the first is asked for."""
+        """The slices, each an input of the dense part, `[rows, columns]`; empty before the first call of `slice`."""
         return [leaf for parts in self._parts for leaf in parts]
 
     @property
     def gradients(self) -> list[Tensor]:
-        """The gradients of the slices that have one."""
+        """The gradients of the slices, without slices that have no gradient."""
         return [leaf.grad for leaf in self.leaves if leaf.grad is not None]
 
     def backward_arguments(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -150,15 +154,15 @@ class CutEmbeddings(Generic[Embeddings]):
         raise NotImplementedError
 
     def _cut(self, embeddings: Embeddings) -> tuple[list[Tensor], list[list[int]]]:
-        """Returns the tensors of the embeddings, and the rows of each slice of each of them."""
+        """Returns the tensors of the embeddings and, for each tensor, the number of rows in every slice."""
         raise NotImplementedError
 
     def _joined(self, embeddings: Embeddings, parts: list[Tensor], number: int) -> Embeddings:
-        """Returns a slice made of the slices of all tensors."""
+        """Puts the slices of all tensors together to one slice of the embeddings."""
         raise NotImplementedError
 
     def _samples(self, embeddings: Embeddings) -> list[Tensor]:
-        """Returns the sample that each row of each tensor belongs to."""
+        """Returns, for each tensor, the sample that each row belongs to."""
         raise NotImplementedError
 
 
@@ -212,7 +216,7 @@ class SequenceEmbeddings(CutEmbeddings[Sequences]):
 
 
 class PooledSlice(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """A slice of pooled embeddings, waited for as late as the model allows."""
+    """A slice of pooled embeddings; waits for them only when the model reads it."""
 
     def __init__(self, embeddings: PooledEmbeddings, number: int) -> None:
         super().__init__()
@@ -223,7 +227,7 @@ class PooledSlice(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
 
 
 class SequenceSlice(LazyAwaitable[Sequences]):
-    """A slice of the embeddings of sequences, waited for as late as the model allows."""
+    """A slice of the embeddings of sequences; waits for them only when the model reads it."""
 
     def __init__(self, embeddings: SequenceEmbeddings, number: int) -> None:
         super().__init__()
@@ -237,7 +241,8 @@ class CutCollection:
     """Sharded tables whose embeddings are inputs to the rest of the model while it trains.
 
     Attributes:
-        slices: Slices of the next batch. Each call of this module returns the next slice; the first call looks all up.
+        slices: Number of slices of the next batch. The first call of this module looks the whole batch up; each call
+            returns the next slice.
         embeddings_of_step: The embeddings of the step in progress.
     """
 
@@ -247,14 +252,14 @@ class CutCollection:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Returns the next slice."""
-        # Not in `forward`: TorchRec's pipeline replaces that by a function that may run only once for a batch.
+        # Not in `forward`: TorchRec's pipeline replaces `forward` by a function that may run only once per batch.
         found = self.embeddings_of_step
         if found and found.next_slice < found.slices:
             return found.take_slice()
         return super().__call__(*arguments, **named)  # pyrefly: ignore[missing-attribute]
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks a batch up; all embeddings come from here, pipelined or not."""
+        """Looks a batch up; every lookup goes through here, with or without the pipeline."""
         awaitable = super().compute_and_output_dist(ctx, input)  # pyrefly: ignore[missing-attribute]
         if not (self.training and torch.is_grad_enabled()):  # pyrefly: ignore[missing-attribute]
             return awaitable

@@ -1,4 +1,7 @@
-"""What a run trains on, from its first step to its last: one order of samples, unless an extension has several."""
+"""The driver of a run: decides on which samples the run trains, from its first step to its last.
+
+A plain run has one order of samples (`OneOrder`). An extension may have several, such as one for each day of data.
+"""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,10 +18,10 @@ from trainer.training.setup import Job
 
 
 class Driver(Protocol):
-    """Drives a run, over one order of samples after another. Every rank calls every method."""
+    """Yields the orders of samples that a run trains on, and records its end. Every rank calls every method."""
 
     def orders(self) -> Iterator[EpochOrder]:
-        """Yields the orders that are left; the next only when the run was trained on the one before, and saved.
+        """Yields the orders of samples that are left. The run has trained on an order and saved before the next.
 
         Raises:
             InputError: The data cannot be used.
@@ -27,16 +30,16 @@ class Driver(Protocol):
         ...
 
     def end(self, finished: Finished | None) -> None:
-        """Records how the run ended, and prints where it is; called when there are no orders left.
+        """Records how the run ended and prints its run directory; called when no orders are left.
 
         Args:
-            finished: The end of the last order; None if this job had none.
+            finished: How training on the last order ended; None if this job had no order left.
         """
         ...
 
 
 class OneOrder:
-    """Drives a run over `data.train`, whose samples have one order for all epochs.
+    """The driver of a plain run: all epochs over `data.train` are one order of samples.
 
     Args:
         job: What the job holds.
@@ -46,11 +49,11 @@ class OneOrder:
         self._claimed = job.claimed
 
     def orders(self) -> Iterator[EpochOrder]:
-        """Yields the order."""
+        """Yields the only order."""
         yield plan_epochs(self._claimed.config, self._claimed.start, self._claimed.context)
 
     def end(self, finished: Finished | None) -> None:
-        """Records how the run ended, and prints its files and the next commands."""
+        """Records how the run ended and prints its files and the next commands."""
         assert finished
         claimed, step = self._claimed, finished.step
         outcome = f"{FINISHED_WORD} at step {step}" + (f", {finished.early}" if finished.early else "")

@@ -1,12 +1,13 @@
-"""The epochs of a run: on which samples it trains, in which lanes, from which step to which."""
+"""The epochs of a run: its training data, lanes, loader, first step and last step."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.batches.batch import Batch
-from trainer.batches.catalogue import Catalogue, Negatives
+from trainer.batches.catalogue import Catalogue
 from trainer.batches.loader import Loader
+from trainer.batches.negatives import Negatives
 from trainer.checkpoint.store import Checkpoint
 from trainer.config.root import Config
 from trainer.core.console import plural
@@ -14,7 +15,7 @@ from trainer.core.distributed import DistributedContext, broadcast_when_done
 from trainer.core.errors import InputError, NoRows
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
-from trainer.data.order import Lanes, check_lanes, default_lanes
+from trainer.data.epoch_order import Lanes, check_lanes, default_lanes
 from trainer.data.row_groups import find_training_files
 from trainer.models.losses import check_units
 from trainer.training.evaluate import open_catalogue
@@ -24,23 +25,23 @@ from trainer.training.resume import check_start
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The order in which a run trains on its samples.
+    """The samples that a run trains on, in their order, and the range of steps.
 
     Attributes:
         files: The training data.
-        lanes: The samples of every step.
+        lanes: How the samples are divided into lanes and steps.
         loader: This rank's batches.
         catalogue: All items; None without data.catalogue.
-        types: The types of the columns, which the run keeps.
-        steps_done: Steps that the run has taken before this job; the next step is one more.
-        last_step: The step that training ends with.
-        steps_before: Steps that the run took on other samples before, such as those of earlier days.
-        epochs_before: Epochs of those.
-        state: What is added to the train state of each checkpoint.
-        evaluated_first: Whether the model is evaluated on these samples before it is trained on them, in place of
+        types: The types of the columns. A run keeps them from its first step on.
+        steps_done: Steps that the run took before this job; the next step is `steps_done + 1`.
+        last_step: The last step of training.
+        steps_before: Steps that the run took on earlier orders of samples, such as earlier days.
+        epochs_before: Epochs of these earlier orders.
+        state: Entries to add to the train state of each checkpoint.
+        evaluated_first: Whether to evaluate the model on these samples before training on them, in place of
             data.validation.
-        ends: Name of what ends with the last step, such as a day, which retention goes by; None if nothing does.
-        unused_since: Managed ids that no step after this one had lose their rows with the next step; None keeps all.
+        ends: Name of the segment, such as a day, that ends with the last step; retention uses it. None without one.
+        unused_since: At the next step, managed ids lose their rows if no step after this one had them. None keeps all.
     """
 
     files: FileSet
@@ -58,7 +59,7 @@ class EpochOrder:
     unused_since: int | None = None
 
     def place_of(self, step: int) -> tuple[int, int]:
-        """Returns the epoch of a step and the steps of that epoch before it."""
+        """Returns the epoch of a step, and the number of steps before it in that epoch."""
         epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
         return epoch + self.epochs_before, epoch_step
 
@@ -101,7 +102,7 @@ def plan_epochs(config: Config, start: Checkpoint | None, context: DistributedCo
 def open_loader(
     config: Config, files: FileSet, lanes: Lanes, catalogue: Catalogue | None, context: DistributedContext
 ) -> Loader:
-    """Returns the loader of this rank's batches for training."""
+    """Opens the loader of this rank's training batches."""
     data, seed = config.data, config.train.seed
     negatives = Negatives(catalogue, data, seed) if catalogue else None
     return Loader(files, data, lanes, context.rank, context.world_size, seed, data.shuffle, negatives, data.balance)
@@ -110,14 +111,14 @@ def open_loader(
 def held_types(
     config: Config, files: FileSet, where: str, start: Checkpoint | None, before: RecordedTypes | None = None
 ) -> RecordedTypes:
-    """Returns the types of a run's columns, to which its data is held.
+    """Returns the types of a run's columns, and requires them of the data.
 
     Args:
         config: The configuration.
         files: The training data now.
-        where: The data, for messages.
+        where: Name of the data in messages.
         start: The checkpoint that the run resumes from.
-        before: The types of the data that this job has trained on.
+        before: The types of the data that this job has trained on so far.
 
     Raises:
         InputError: A column has another type than the data that the run was trained on.
@@ -135,10 +136,10 @@ def plan_lanes(config: Config, files: FileSet, start: Checkpoint | None, context
     """Returns the lanes of a run; a resumed run keeps the lanes of its checkpoint.
 
     Raises:
-        NoRows: There is no whole batch, and the last is dropped; on every rank.
+        NoRows: The data has fewer rows than a batch, and incomplete batches are dropped; on every rank.
         InputError: Lanes, batches and ranks do not divide one another, or the checkpoint is of other data.
     """
-    # A resumed run keeps its lanes, whatever its number of ranks, and with them its order of samples.
+    # The lanes decide the order of samples. A resumed run keeps them, so it may have another number of ranks.
     recorded = start.train_state["lanes"] if start else default_lanes(context.world_size)
     number = config.data.lanes or recorded
     check_lanes(number, context.world_size, config.data.global_batch_size)

@@ -20,8 +20,8 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
+from trainer.data.epoch_order import Lanes
 from trainer.data.files import DataFile
-from trainer.data.order import Lanes
 from trainer.data.readers.formats import make_reader
 from trainer.data.row_groups import find_evaluated_files
 from trainer.metrics.checks import check_metrics
@@ -43,11 +43,11 @@ class Evaluator:
     Args:
         config: The configuration.
         context: This process among the ranks that evaluate together.
-        types: The types of the columns that the model is trained on.
-        catalogue: The catalogue, if it is in memory already.
+        types: The types of the columns in the training data.
+        catalogue: The catalogue; None to read it if it is needed.
 
     Attributes:
-        splits: The splits that the configuration names, each with its files.
+        splits: The files of each split.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Evaluator:
         """Evaluates on a split.
 
         Args:
-            model: It must not be attached to a training pipeline.
+            model: The model, detached from any training pipeline.
             split: validation or test.
-            id_map: The rows of ids, which stay as they are.
+            id_map: The rows of ids; an evaluation does not change it.
             give_up: Called before every batch; returns whether to give up, the same on all ranks.
 
         Returns:
-            The metrics, None if the evaluation was given up.
+            The metrics; None if `give_up` returned true.
         """
         files, context = self.splits[split], self._context
-        # Only training needs an order that does not depend on the number of ranks: here each rank is a lane. Samples of
-        # weight 0 pad the last batch, as row-wise sharding fails on batches of unequal size.
+        # The order of samples may depend on the number of ranks here, unlike in training, so each rank is a lane.
+        # Samples of weight 0 pad the last batch, because row-wise sharding fails on batches of unequal size.
         lanes = Lanes(files.rows, context.world_size, self._batch_size)
         loader = Loader(files, self._config.data, lanes, context.rank, context.world_size, seed=0, shuffle=False)
         model.eval()
@@ -128,13 +128,13 @@ def open_catalogue(
     samples: DataFile | None = None,
     start: Checkpoint | None = None,
 ) -> Catalogue | None:
-    """Reads the catalogue on rank 0 and returns it on every rank, None if the configuration names none.
+    """Reads the catalogue on rank 0 and returns it on every rank; None without data.catalogue.
 
     Args:
         config: The configuration.
         context: This process among the ranks.
         types: The types of the columns of the samples.
-        samples: As for `read_catalogue`.
+        samples: A file of the samples that the items are joined with, as in `read_catalogue`.
         start: The checkpoint that a run resumes from.
 
     Raises:
@@ -162,7 +162,7 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
 
     Raises:
-        InputError: There is no such checkpoint, it is another model's, or the data or a metric cannot be used.
+        InputError: There is no such checkpoint, it belongs to another model, or the data or a metric cannot be used.
     """
     with process_group(config.train.collective_timeout_seconds) as context:
         broadcast_from_rank0(context, lambda: check_metrics(config))
@@ -183,10 +183,10 @@ def evaluate(config: Config, out: str, split: Literal["validation", "test"] = "t
 
 
 def restore_evaluated(config: Config, checkpoint: Checkpoint, context: DistributedContext) -> ShardedModel:
-    """Builds a model and fills it with the weights to evaluate; evaluate inside of `averaged()`.
+    """Builds a model and fills it with the weights to evaluate; evaluate it inside `averaged()`.
 
     Raises:
-        InputError: The checkpoint is another model's, or the model cannot be built.
+        InputError: The checkpoint belongs to another model, or the model cannot be built.
     """
     check_fingerprints(config.data.sparse, checkpoint.train_state.get("vocabularies", {}), checkpoint.url)
     model = build_sharded_model(config if config.optimizer.ema.evaluate else _without_averages(config), context)

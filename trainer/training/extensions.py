@@ -1,6 +1,7 @@
-"""The extensions of a run: features outside the core, found by name, and imported only when a run uses them.
+"""The table of extensions: features outside the core, which are imported only when a run uses them.
 
-The core imports no file of `trainer/extensions/`: it knows a feature by a line of `EXTENSIONS` alone.
+The core imports no file of `trainer/extensions/`. It knows a feature only by its line in `EXTENSIONS`, so a new feature
+is a folder there and a line here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +30,9 @@ class Extension:
     """A feature outside the core.
 
     Attributes:
-        places: `package.module:object` for each place where it acts.
-        key: Returns the key that turns it on, None while it is off.
-        always: Whether it is on without a key, too.
+        places: `package.module:object` for each place in the core where it acts.
+        key: Returns the key that turns it on; None while it is off.
+        always: Whether it is on even if no key turns it on.
     """
 
     places: Mapping[Place, str]
@@ -40,7 +41,7 @@ class Extension:
 
 
 def _set(key: str) -> Callable[[Config], str | None]:
-    """Returns a function that returns a key if it has a value other than 0, false and none."""
+    """Returns a function for `Extension.key`: it returns the key if its value is not 0, false or none."""
     return lambda config: key if reduce(getattr, key.split("."), config) else None
 
 
@@ -75,9 +76,9 @@ EXTENSIONS = {
 
 
 def found(config: Config, place: Place) -> Iterator[Any]:
-    """Yields what the extensions that are on have for a place, in their order.
+    """Yields the objects of the active extensions for a place, in the order of `EXTENSIONS`.
 
-    An extension whose files are deleted is off.
+    An extension whose files are deleted counts as off.
 
     Raises:
         InputError: A key turns on an extension whose files are deleted.

@@ -1,4 +1,8 @@
-"""Fine-tuning: a new run that starts from another run's checkpoint."""
+"""Fine-tuning: a new run starts with weights from another run's checkpoint.
+
+`trainer/checkpoint/weight_names.py` matches the weights by name; this file finds the checkpoint, prints the table of
+outcomes, refuses differences that the configuration does not allow, and fills the model.
+"""
 
 from typing import Any
 
@@ -23,7 +27,7 @@ from trainer.rules.vocabulary import vocabularies
 from trainer.training.sharded_model import ShardedModel
 
 KEY, TAKE = "finetune.checkpoint", "finetune.take"
-SHOWN = 3  # names per line of the report; run.json has all
+SHOWN = 3  # number of names per line of the report; run.json lists all
 
 
 def finetune(
@@ -36,14 +40,14 @@ def finetune(
     """Fills a fresh model from another run's checkpoint, if the configuration names one.
 
     Args:
-        config: The checkpoint, and the differences that are allowed.
+        config: Names the checkpoint and the allowed differences.
         data: The data of this run.
         types: The types of its columns.
-        model: The model; weights that are not filled keep their initial values.
+        model: The model; weights without a source keep their initial values.
         context: This process among the ranks.
 
     Returns:
-        `finetune`, facts for run.json; nothing for a start from scratch.
+        The entry `finetune` for run.json; empty for a start from scratch.
 
     Raises:
         InputError: There is no such checkpoint, or it does not fit in a way that the configuration does not allow.
@@ -53,7 +57,7 @@ def finetune(
         return {}
     source = verify_together(context, lambda find: find_source(url, config.take, find))
     trained = model.trained() if config.optimizer_state else model.weights()
-    # Rank 0 matches for all, so it needs the names of every rank: no rank holds the state of every table.
+    # Rank 0 matches the names for all ranks. No rank holds the state of every table, so it collects them first.
     here = shapes_of(trained | model.id_map.tensors(), context)
     found = broadcast_from_rank0(context, lambda: _match(config, data, Weights.of(here, model.frozen()), source))
     broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
@@ -68,18 +72,18 @@ def finetune(
 
 
 def find_source(url: str, take: str = NEWEST, find: FindDamage | None = None) -> Checkpoint:
-    """Returns a checkpoint of a run directory, or the one at the URL.
+    """Returns the checkpoint at a URL, or the chosen checkpoint of the run directory there.
 
     Args:
         url: A run directory or one of its checkpoints.
-        take: Which one of a run directory: newest, best, or the number of a step.
+        take: The choice from a run directory: newest, best, or the number of a step.
         find: Verifies files. Unset: `find_damage`, on this rank alone.
 
     Raises:
         InputError: There is no such checkpoint, or it is damaged.
     """
     check_choice(TAKE, take)
-    # Two empty names in front, so that a URL of one name can be split as well.
+    # Two empty names in front, so that a URL with a single name splits, too.
     *run, folder, name = ["", "", *url.rstrip("/").split("/")]
     if folder == FOLDER and NAME.fullmatch(name):
         if take != NEWEST:
@@ -92,7 +96,7 @@ def find_source(url: str, take: str = NEWEST, find: FindDamage | None = None) ->
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
     found = match(config, data, here, Weights.of(saved_shapes(source.url)))
-    # Printed before anything is refused: the table shows everything that has to be allowed or renamed.
+    # The table is printed before anything is refused: it shows all that the user has to allow or rename.
     print(
         f"fine-tuning from step {source.step:,}, {without_secrets(source.url)}\n\n"
         f"{render(found, config.optimizer_state)}\n",
@@ -112,7 +116,7 @@ def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Chec
 
 
 def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightMap, source: Checkpoint) -> None:
-    """Refuses a table whose ids had other rows in the checkpoint, where the table may have had another name."""
+    """Refuses a table whose ids had other rows in the checkpoint; the table may have been renamed since."""
     filled = {table_of(name) for name in found.sources if is_table(name)}
     known = source.train_state.get("vocabularies", {}).values()
     for name, vocabulary in vocabularies(data.sparse).items():
@@ -126,9 +130,9 @@ def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightM
 
 
 def _check_types(data: DataConfig, types: RecordedTypes, found: WeightMap, source: Checkpoint) -> None:
-    """Refuses weights for columns of another type than those that they were trained on, under any name of the table."""
+    """Refuses weights that were trained on columns of another type, whatever the table's name was."""
     there = RecordedTypes.of_checkpoint(source.url, source.train_state)
-    if not there.meanings:  # of an earlier checkpoint
+    if not there.meanings:  # the checkpoint is of an earlier version, which recorded no types
         return
     features = load_config(f"{source.url}/config.toml").data.features_of_tables()
     ours = data.features_of_tables()
@@ -155,7 +159,7 @@ def _check_numbers(types: RecordedTypes, there: RecordedTypes, source: Checkpoin
 
 
 def render(found: WeightMap, optimizer_state: bool) -> str:
-    """Returns a table of the outcomes of all weights."""
+    """Returns the outcomes of all weights as a table to print."""
     rows = [[outcome.replace("_", " "), len(names), some_of(names, SHOWN)] for outcome, names in found.outcomes.items()]
     state = "loaded" if optimizer_state else "from scratch"
     return tabulate(rows, headers=["outcome", "weights", "which"]) + f"\n\noptimizer state: {state}"

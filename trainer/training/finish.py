@@ -1,4 +1,4 @@
-"""The end of training on an order of samples, after its last step or early: the final evaluation, and the last save."""
+"""The end of training on an order of samples: the final evaluations and the last save."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +18,15 @@ from trainer.training.step import TrainingStep
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of training on an order of samples.
+    """How training on an order of samples ended.
 
     Attributes:
-        model: The model, for the next order.
+        model: The model, to continue with on the next order.
         step: Steps done.
-        early: Why it ended before its last step; None if it did not.
+        early: Why training ended early; None if it reached the last step of the order.
         evaluated_step: The step whose weights were evaluated last.
-        measured: Times of steps and memory, for run.json; empty if no step was taken.
-        reporter: The reports, which are closed.
+        measured: Step times and memory, for run.json; empty if no step was taken.
+        reporter: The reports, already closed.
     """
 
     model: ShardedModel
@@ -38,12 +38,12 @@ class Finished:
 
 
 def finish(session: Session, step: int, training_step: TrainingStep) -> Finished:
-    """Ends training on an order of samples: evaluates the result, and waits until it is saved.
+    """Evaluates the result of training on an order of samples, and waits until it is saved.
 
     Args:
         session: The session.
         step: Steps done.
-        training_step: The pipeline that took these steps.
+        training_step: The pipeline that took the steps.
 
     Raises:
         Stopped: A signal requested a stop.
@@ -63,10 +63,10 @@ def finish(session: Session, step: int, training_step: TrainingStep) -> Finished
 
 
 def _require_saved(session: Session, step: int) -> None:
-    """Waits for the checkpoint of the last step, without which a run is no success to a scheduler.
+    """Waits for the checkpoint of the last step. Without it the job fails, so that no scheduler counts it as a success.
 
     Raises:
-        SystemExit: It could not be saved.
+        SystemExit: The checkpoint could not be saved.
     """
     session.saver.wait()
     if session.saver.saved_step != step:
@@ -82,7 +82,7 @@ def _save_unless_saved(session: Session, step: int) -> None:
 
 
 def _evaluate(session: Session, step: int, model: nn.Module) -> int:
-    """Makes the final evaluations, and returns the step whose weights were evaluated on data.test."""
+    """Runs the final evaluations and returns the step whose weights were evaluated on data.test."""
     splits, is_first = session.evaluator.splits, session.order.evaluated_first
     if "validation" in splits and not is_first and not session.is_validated(step):
         session.evaluate(step, model, "validation")
@@ -94,7 +94,7 @@ def _evaluate(session: Session, step: int, model: nn.Module) -> int:
 
 def _restore_best(session: Session, step: int) -> int:
     """Fills the model from the best checkpoint and returns its step."""
-    session.saver.wait()  # the checkpoint of the last step may be the best
+    session.saver.wait()  # the best checkpoint may be the last, which is still being written
     metric, checkpoints = session.config.checkpoint.keep.best or "", Checkpoints(session.directory)
     best = verify_together(
         session.context, lambda find: best_checkpoint(checkpoints, metric, session.reporter.evaluations(), find)

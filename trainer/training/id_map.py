@@ -1,4 +1,8 @@
-"""The rows of ids: a role in training with nothing to do where rules alone turn ids into rows."""
+"""The id map: gives ids their rows during training, where a configuration has managed ids.
+
+`IdMap` is the null object. Where the rules of `trainer/rules/` alone decide the rows, batches arrive with rows and
+nothing is left to do. The extension `managed_ids` has the subclass that assigns rows as ids appear.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +23,9 @@ Reset = Callable[[str, Tensor, int], None]
 
 
 class IdMap:
-    """The rows of ids in batches, which are rows already: `trainer/rules/` has turned ids into rows.
+    """An id map with nothing to do: `trainer/rules/` has turned the ids of batches into rows.
 
-    A map that gives rows while training is a subclass. All ranks call each method but `begin`, and find the same.
+    A subclass assigns rows during training. All ranks call each method but `begin`, and assign the same rows.
 
     Args:
         data: The data.
@@ -36,53 +40,57 @@ class IdMap:
         pass
 
     def batches(self, batches: Iterator[Batch], steps_done: int, unused_since: int | None = None) -> Iterator[Batch]:
-        """Yields batches with rows in place of ids, which get their rows in the order of the steps.
+        """Yields batches with rows in place of ids; ids get their rows in the order of the steps.
 
         Args:
             batches: This rank's batches.
-            steps_done: Steps before the first of them.
-            unused_since: Ids that no step after this one had lose their rows with the first batch. Unset: they keep
-                them until other ids need the rows.
+            steps_done: Number of steps before the first batch.
+            unused_since: At the first batch, ids lose their rows if no step after this one had them. Unset: ids keep
+                their rows until other ids need them.
         """
         return batches
 
     def looked_up(self, batch: Batch) -> Batch:
-        """Returns a batch with rows in place of ids, and changes nothing."""
+        """Returns a batch with rows in place of ids, without a change to the map."""
         return batch
 
     def begin(self, step: int, reset: Reset) -> None:
-        """Begins a step on the next of `batches`: resets the rows of this rank's shards that it gives to other ids."""
+        """Begins a step on the next of `batches`: resets those rows of this rank's shards that other ids get."""
 
     def rewound(self) -> AbstractContextManager[None]:
-        """Inside the block the map is that of the latest step that began, as batches are taken ahead of their steps."""
+        """Inside the block the map has the state of the latest step that began.
+
+        Batches are mapped ahead of their steps, so the map may know ids of later steps already. Evaluations and
+        checkpoints must not see these.
+        """
         return nullcontext()
 
     def end(self) -> None:
-        """Goes back for good to the latest step that began, as training ends."""
+        """Returns for good to the state of the latest step that began, when training ends."""
 
     def begin_anew(self) -> None:
         """Forgets when ids were used, for a run that counts its steps from 1."""
 
     def rules(self) -> dict[str, Any]:
-        """Returns what decides the rows of ids beside `tensors`, for the train state of a checkpoint."""
+        """Returns, for the train state of a checkpoint, whatever decides the rows of ids beside `tensors`."""
         return {"evict": {}, "blocks": {}}
 
     def tensors(self) -> State:
-        """Returns the state by its names in checkpoints, to be saved."""
+        """Returns the state to save, by names in checkpoints."""
         return {}
 
     def restoring(self, saved: Mapping[str, Any], tables: Mapping[str, str] | None = None) -> State:
-        """Takes the rules of a checkpoint, and returns the tensors to fill from it before the next batch, as views.
+        """Adopts the rules of a checkpoint, and returns the tensors to fill from it before the next batch, as views.
 
         Args:
             saved: The train state of the checkpoint.
-            tables: The table of the checkpoint for each table that gets its ids from another run. Unset: the checkpoint
-                is of the same run.
+            tables: The source table in the checkpoint, for each table that gets its ids from another run. Unset: the
+                checkpoint belongs to this run.
         """
         return {}
 
     def report(self) -> dict[str, float]:
-        """Returns what metrics.jsonl has of the map after a step."""
+        """Returns the figures of the map for metrics.jsonl after a step."""
         return {}
 
 

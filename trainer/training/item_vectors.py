@@ -1,4 +1,4 @@
-"""The vectors of all items of the catalogue, computed by the model in training."""
+"""The vectors of all items of the catalogue, computed by the sharded model on all ranks."""
 
 from collections.abc import Callable, Collection
 
@@ -21,7 +21,7 @@ def item_vectors(
     context: DistributedContext,
     give_up: Callable[[], bool],
 ) -> dict[str, ItemVectors] | None:
-    """Returns the vectors of all items by prediction, `I x D x 4` bytes each, on every rank.
+    """Returns the vectors of all items by prediction, on every rank; each prediction takes `I x D x 4` bytes.
 
     Each rank computes the vectors of a share of the items; all ranks call the model equally often.
 
@@ -30,7 +30,7 @@ def item_vectors(
         catalogue: The items.
         data: The data.
         predictions: Names of the predictions `[B, 2, D]`, whose second vector is the item's.
-        batch_size: Items of a rank in a batch.
+        batch_size: Number of items in a rank's batch.
         context: This process among the ranks.
         give_up: Called before every batch; returns whether to give up, the same on all ranks.
     """

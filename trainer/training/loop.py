@@ -1,4 +1,8 @@
-"""The training loop."""
+"""The training loop: from a configuration to a finished run.
+
+Read it from top to bottom. `train` starts the process group, `run` goes through the orders of samples, `_train_on`
+trains on a single order. The steps themselves are in `take_steps.py`.
+"""
 
 from trainer.config.root import Config, check_training
 from trainer.core.distributed import DistributedContext, process_group
@@ -33,13 +37,14 @@ def train(config: Config, out: str, resume: Resume = "auto") -> None:
 
 
 def _train(config: Config, out: str, resume: Resume, context: DistributedContext) -> None:
-    # A function of its own, whose frame lets go of the job and its model before the process group ends.
+    # A function of its own because its frame holds the job and the model: both must be gone before the process group
+    # ends.
     with begin_job(config, out, resume, context) as job:
         run(job)
 
 
 def run(job: Job) -> None:
-    """Trains on each order of samples that the run has left, and records how it ended."""
+    """Trains on each order of samples that is left, and records how the run ended."""
     driver: Driver = next(found(job.claimed.config, "driver"), OneOrder)(job)
     finished: Finished | None = None
     for order in driver.orders():

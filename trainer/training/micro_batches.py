@@ -1,7 +1,7 @@
-"""Microbatches: the dense part computes a local batch in slices, whose gradients add up to those of the whole.
+"""Microbatches: the dense part computes a local batch in slices, whose gradients add up to the gradient of the batch.
 
-The tables look the whole batch up once and are updated once, as FBGEMM cannot accumulate gradients. To update them by
-each slice, as TorchRec's GradientAccumulationWrapper does, gives other weights with any optimizer but SGD.
+The tables look the whole batch up once and are updated once, because FBGEMM cannot accumulate gradients. TorchRec's
+GradientAccumulationWrapper updates tables after each slice, which gives other weights with any optimizer but SGD.
 """
 
 from contextlib import nullcontext
@@ -14,14 +14,16 @@ from torchx_recsys.planner.step_time import BACKWARD
 from trainer.batches.batch import Batch
 from trainer.core.console import plural
 from trainer.core.errors import InputError
-from trainer.data.order import Lanes, divides
+from trainer.data.epoch_order import Lanes, divides
 from trainer.run.step_clock import named_range
 from trainer.training.cut import Cut
-from trainer.training.nonfinite import LossScale
+from trainer.training.loss_scale import LossScale
 
 
 def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> None:
-    """Refuses a number of microbatches that does not cut a local batch as more ranks would cut it.
+    """Refuses a number of microbatches that does not divide a local batch at the borders of lanes, or lanes evenly.
+
+    Microbatches must cut a local batch as more ranks would cut it.
 
     Raises:
         InputError: A microbatch would cut a sample, or take slices of several lanes.
@@ -41,16 +43,16 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
 def forward_in_slices(
     model: DistributedModelParallel, cut: Cut, micro_batches: list[Batch], loss_scale: LossScale
 ) -> tuple[Tensor, Tensor]:
-    """Computes a batch slice by slice, and the gradients of all microbatches but the last.
+    """Computes the losses slice by slice, and the gradients of all microbatches but the last.
 
     Returns:
-        The loss of the last microbatch, whose backward is left to do, and the loss of the whole batch, detached.
+        The loss of the last microbatch, whose backward the caller runs, and the loss of the whole batch, detached.
     """
     cut.slice_next_batch(len(micro_batches))
     *others, last = micro_batches
     losses = []
-    # DistributedDataParallel, on a GPU, averages over ranks at the last microbatch. A single rank does without, and so
-    # does a model without dense parameters.
+    # On a GPU, DistributedDataParallel averages over the ranks, and only at the last microbatch. A single rank has no
+    # such wrapper, and neither has a model without dense parameters.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
         for micro_batch in others:
             loss, outputs = model(micro_batch)

@@ -1,18 +1,14 @@
-"""Steps whose loss or gradients are not finite: the loss scale, the check, skipping a step, finding the samples.
+"""Steps whose loss or gradients are not finite: the check, the skipped step, and the search for the samples behind it.
 
-The loss scale keeps small gradients of float16 from vanishing. Torch's GradScaler divides gradients after backward, in
-which fused tables are updated already: Adagrad's state would sum squares of scaled gradients, and an overflow could not
-be taken back. Here gradients are divided at the cut.
+The check stands between backward and the updates, so it needs the cut (`cut.py`).
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
@@ -23,83 +19,20 @@ from trainer.config.train import TrainConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, gather_to_all
 from trainer.core.errors import InputError
 from trainer.training.cut import Cut
+from trainer.training.loss_scale import LossScale, StepState
 from trainer.training.sharded_model import ShardedModel
 
-MIN_SCALE = 1.0
-MOST_SAMPLES = 5  # in a message
-
-
-@dataclass
-class StepState:
-    """State that a step leaves to later steps, besides weights and optimizer state; a part of the train state.
-
-    Attributes:
-        skipped: Steps that were skipped since the start of the run.
-        loss_scale: The loss scale; 1 if the loss is not scaled.
-        finite_steps: Steps without an overflow since the scale last changed.
-    """
-
-    skipped: int = 0
-    loss_scale: float = 1.0
-    finite_steps: int = 0
-
-    def report(self, scales_loss: bool) -> dict[str, float]:
-        """Returns the loss scale if the loss is scaled, and the number of skipped steps if there are any."""
-        scale = {"loss_scale": self.loss_scale} if scales_loss else {}
-        return scale | ({"skipped_steps": self.skipped} if self.skipped else {})
-
-
-def start_state(config: TrainConfig, saved: dict[str, Any] | None) -> StepState:
-    """Returns the state that training starts from: the state in a checkpoint, or a fresh one."""
-    return StepState(**saved) if saved else StepState(loss_scale=config.first_loss_scale)
-
-
-class LossScale:
-    """The dynamic loss scale: grows after many steps without an overflow, and shrinks at every overflow.
-
-    The rule is that of torch.amp.GradScaler, except for the least scale: the scale does not cause an overflow at 1.
-
-    Args:
-        config: Whether the loss is scaled, and by what rule.
-        state: Holds the scale.
-    """
-
-    def __init__(self, config: TrainConfig, state: StepState) -> None:
-        self.active, self._config, self._state = config.scales_loss, config.loss_scale, state
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss to call backward of."""
-        return loss * self._state.loss_scale if self.active else loss
-
-    def unscale(self, gradients: Iterable[Tensor]) -> bool:
-        """Divides gradients by the scale, in place, and returns whether they are finite on all ranks."""
-        return all_finite(gradients, 1.0 / self._state.loss_scale)
-
-    @property
-    def is_least(self) -> bool:
-        """Whether the scale cannot shrink."""
-        return self._state.loss_scale <= MIN_SCALE
-
-    def update(self, finite: bool) -> None:
-        """Chooses the scale of the next step; `finite` is whether this one had no overflow."""
-        if not self.active:
-            return
-        config, state = self._config, self._state
-        state.finite_steps = state.finite_steps + 1 if finite else 0
-        if not finite:
-            state.loss_scale = max(MIN_SCALE, state.loss_scale * config.backoff_factor)
-        elif state.finite_steps == config.growth_interval:
-            state.loss_scale, state.finite_steps = state.loss_scale * config.growth_factor, 0
+MOST_SAMPLES = 5  # number of samples that a message names
 
 
 class FiniteCheck:
-    """The check of a step between its gradients and its updates; does nothing if nothing asks for it.
+    """Checks a step between backward and the updates. Does nothing unless the configuration needs the check.
 
     Args:
         model: The model.
-        config: What a step that is not finite leads to.
+        config: What happens at a step that is not finite.
         context: This process among the ranks.
-        loss_scale: What the gradients have to be divided by.
+        loss_scale: The scale, by which the gradients are divided.
         state: Counts the skipped steps.
         locate: Returns where a sample is in the files, by a step and a position in its global batch.
     """
@@ -119,12 +52,12 @@ class FiniteCheck:
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def before_forward(self) -> None:
-        """Copies what forward itself changes, such as the running means of batch normalization."""
+        """Copies the state that forward itself changes, such as the running means of batch normalization."""
         if self._active:
             self._buffers = [(buffer, buffer.clone()) for buffer in self._model.model.buffers()]
 
     def passes(self, loss: Tensor) -> bool:
-        """Divides the gradients by the loss scale and returns whether they and the loss are finite, on all ranks."""
+        """Divides the gradients by the loss scale; returns whether they and the loss are finite on all ranks."""
         if not self._active:
             return True
         dense = [weight.grad for weight in self._model.optimizers.dense_parameters if weight.grad is not None]
@@ -134,13 +67,13 @@ class FiniteCheck:
         return finite
 
     def skip(self, step: int, batch: Batch) -> None:
-        """Leaves model and optimizers as they were before the step.
+        """Skips the step: model and optimizers stay as they were before it.
 
         Raises:
             InputError: The configuration does not let such a step be skipped.
             SystemExit: The same, on the other ranks.
         """
-        # The loss scale looks for overflows, until the scale is too low to cause one.
+        # An overflow is how the loss scale finds its value, and no error, until the scale is too low to cause it.
         if self._config.nonfinite != "skip" and (self._loss_scale.is_least or not self._loss_scale.active):
             self._refuse(step, batch)
         for buffer, before in self._buffers:
@@ -163,27 +96,14 @@ class FiniteCheck:
         broadcast_from_rank0(self._context, refuse)
 
 
-def all_finite(tensors: Iterable[Tensor], factor: float = 1.0) -> bool:
-    """Multiplies tensors by a factor, in place, and returns whether they are finite on all ranks."""
-    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)  # the kernel takes tensors of one type
-    for tensor in tensors:
-        kinds[tensor.dtype].append(tensor)
-    device = next(iter(kinds.values()))[0].device
-    found, factors = torch.zeros(1, device=device), torch.full((1,), factor, device=device)
-    for same in kinds.values():
-        torch._amp_foreach_non_finite_check_and_unscale_(same, found, factors)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return not found.item()
-
-
 @dataclass(frozen=True)
 class NonfiniteValues:
-    """The values of one rank that are not finite.
+    """The values of a rank that are not finite.
 
     Attributes:
         forward: The first output of the model that is not finite; empty if all are.
         backward: The first gradient that is not finite; empty if all are.
-        positions: Samples of the global batch whose embeddings or gradients are not finite.
+        positions: Positions in the global batch of samples whose embeddings or gradients are not finite.
     """
 
     forward: str
@@ -198,11 +118,11 @@ def explain(
     context: DistributedContext,
     where: Callable[[int], str],
 ) -> str:
-    """Returns what is not finite in the step in progress, on any rank; all ranks have to call it.
+    """Describes the values of the step in progress that are not finite, on any rank. All ranks have to call it.
 
     Args:
-        model: The model, not yet updated.
-        cut: Its cut, which still holds the embeddings of the batch.
+        model: The model, before its update.
+        cut: The cut, which still holds the embeddings of the batch.
         micro_batches: The local batch, in the slices that the step computed.
         context: This process among the ranks.
         where: Returns where a sample is in the files, by its position in the global batch.
@@ -227,7 +147,7 @@ def _search(model: nn.Module, cut: Cut, micro_batches: list[Batch], context: Dis
 
 
 def _nonfinite_rows(cut: Cut) -> Iterator[int]:
-    """Yields the local samples whose embeddings, or their gradients, are not finite."""
+    """Yields the local samples whose embeddings or gradients of embeddings are not finite."""
     for embeddings in cut.embeddings:
         for leaf, samples in embeddings.rows_with_samples():
             for values in (leaf, leaf.grad):
@@ -236,7 +156,7 @@ def _nonfinite_rows(cut: Cut) -> Iterator[int]:
 
 
 def _first_tables(cut: Cut) -> str:
-    """Returns the first features whose embeddings are not finite."""
+    """Returns the first feature whose embeddings are not finite, for messages."""
     for embeddings in cut.embeddings:
         for number in range(embeddings.slices if embeddings.leaves else 0):
             for name, values in embeddings.by_feature(number).items():
@@ -247,7 +167,7 @@ def _first_tables(cut: Cut) -> str:
 
 def _first_module(model: nn.Module, cut: Cut, micro_batches: list[Batch]) -> str:
     """Computes the batch again and returns the first module whose output is not finite."""
-    # The names of modules inside the tasks' losses say nothing to a user.
+    # Modules inside the losses of tasks are left out: their names mean nothing to a user.
     names = {module: "" if name.startswith("losses") else name for name, module in model.named_modules()}
     found = []
 
@@ -257,7 +177,7 @@ def _first_module(model: nn.Module, cut: Cut, micro_batches: list[Batch]) -> str
             found.append(names.get(module, type(module).__name__))
 
     cut.serve_again()
-    hook = register_module_forward_hook(check)  # a module is called after the modules inside it
+    hook = register_module_forward_hook(check)  # inner modules come before the modules around them
     try:
         with torch.no_grad():
             for batch in micro_batches:

@@ -1,4 +1,8 @@
-"""Decides whether a run may be resumed, and from which checkpoint."""
+"""Resume: whether a run directory may be continued, and from which checkpoint.
+
+In order of their calls: `check_saved_before`, `open_run`, `find_start` while a job claims the run directory; then
+`check_start` and `check_catalogue`, once the data has been read.
+"""
 
 import re
 import tomllib
@@ -17,17 +21,17 @@ from trainer.data.dataset import FileSet
 from trainer.rules.registry import keeps_rows
 from trainer.rules.vocabulary import check_fingerprints
 
-SHOWN = 3  # names in a message
+SHOWN = 3  # number of names in a message
 REWIND = "rewind.json"
 """The first file of a directory that `rewind` makes; run.json is the last."""
 Resume = Literal["auto", "never", "must"]
 
 
 def check_saved_before(directory: RunDirectory) -> None:
-    """Refuses to start from scratch where an earlier attempt of this job has saved; writes nothing then.
+    """Refuses to start from scratch if an earlier attempt of this job has saved a checkpoint; writes nothing.
 
     Raises:
-        InputError: The earlier attempt has saved a checkpoint, and the directory holds none.
+        InputError: An earlier attempt has saved a checkpoint, but the directory holds none.
     """
     if (step := step_saved_before()) and not _has_checkpoints(directory):
         raise InputError(
@@ -39,11 +43,11 @@ def check_saved_before(directory: RunDirectory) -> None:
 def open_run(directory: RunDirectory, config: Config) -> None:
     """Creates a run directory, or reuses the directory of an earlier attempt.
 
-    An attempt without a checkpoint left nothing to resume, so its configuration does not matter.
+    The configuration of an earlier attempt matters only if the attempt left a checkpoint to resume from.
 
     Raises:
-        InputError: The directory cannot be written, or holds a configuration that is no run's, a part of a rewind, or
-            checkpoints of a configuration that may not change.
+        InputError: The directory cannot be written, or holds a configuration that belongs to no run, an unfinished
+            rewind, or checkpoints of another configuration.
     """
     with named(directory.key, directory.url):
         has_config, is_run = (directory.read_bytes(name) is not None for name in ("config.toml", "run.json"))
@@ -65,15 +69,15 @@ def open_run(directory: RunDirectory, config: Config) -> None:
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
-    # One listing: `Checkpoints.steps` reads the manifest of each checkpoint.
+    # A single listing, because `Checkpoints.steps` would read the manifest of each checkpoint.
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
 def _check_may_change(directory: RunDirectory, config: Config) -> None:
-    """Refuses a configuration whose fixed keys are not those of the run.
+    """Refuses a configuration that changes keys which are fixed for the life of a run.
 
-    The configuration in the newest checkpoint counts, whose manifest has its checksum. It is read only if that of the
-    run directory, which is alike, is damaged or differs.
+    The configuration in the newest checkpoint decides, as the manifest has its checksum. It is read only if the copy in
+    the run directory is damaged or differs from the new configuration.
 
     Raises:
         DamagedError: No configuration can be read.
@@ -116,22 +120,22 @@ def _listed(names: list[str]) -> str:
 
 
 def _may_grow(config: Config, key: str, before: Any, after: Any) -> bool:
-    """Returns whether a key has the rows of a table, which are more now, and whose ids stay in their rows."""
+    """Returns whether a key is the number of rows of a table that has grown, and whose ids keep their rows."""
     found = re.fullmatch(r"data\.sparse\.(.+)\.rows", key)
     return found is not None and after > before and keeps_rows(config.data.sparse[found[1]])
 
 
 def find_start(checkpoints: Checkpoints, resume: Resume, url: str, find: FindDamage) -> Checkpoint | None:
-    """Returns the checkpoint to resume from, None for a start from scratch.
+    """Returns the checkpoint to resume from; None for a start from scratch.
 
     Args:
         checkpoints: The checkpoints of the run.
-        resume: Whether there may be one.
+        resume: auto, must or never.
         url: The run directory.
         find: Verifies files.
 
     Raises:
-        InputError: `resume` is must without a checkpoint, or never with one, or no checkpoint can be read.
+        InputError: `resume` is must and there is no checkpoint, or never and there is one, or all are damaged.
     """
     with named("--out", url):
         newest = checkpoints.newest(find)
@@ -152,16 +156,16 @@ def find_start(checkpoints: Checkpoints, resume: Resume, url: str, find: FindDam
 
 
 def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | None) -> None:
-    """Refuses to resume from a checkpoint of other lanes or other data.
+    """Refuses to resume from a checkpoint with other lanes or other data.
 
     Args:
         start: The checkpoint.
         lanes: The lanes of the run now.
         config: The configuration now.
-        files: The training data now; None if training goes on with other data.
+        files: The training data now; None if training continues on other data.
 
     Raises:
-        InputError: They differ; the message names the change, and the flag that accepts it.
+        InputError: They differ. The message names the change and the flag that accepts it.
     """
     saved = start.train_state
     if lanes != saved["lanes"]:  # lanes decide which samples a step has
@@ -177,12 +181,12 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | 
 
 
 def check_catalogue(start: Checkpoint, fingerprint: str, config: Config) -> None:
-    """Refuses to resume from a checkpoint with another catalogue, from which other negatives would be drawn.
+    """Refuses to resume from a checkpoint with another catalogue, because the run would draw other negatives.
 
     Raises:
-        InputError: It differs; the message names the flag that accepts it.
+        InputError: It differs. The message names the flag that accepts it.
     """
-    saved = start.train_state.get("catalogue")  # earlier checkpoints have none
+    saved = start.train_state.get("catalogue")  # absent in checkpoints of earlier versions
     if saved and fingerprint != saved and not config.data.accept_changed:
         raise InputError(
             f"data.catalogue.items changed since the checkpoint at {start.url}: its items, their weights or their "

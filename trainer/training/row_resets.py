@@ -1,4 +1,4 @@
-"""Sets rows of sharded tables to initial values."""
+"""Resets rows of sharded tables to initial values, for ids that get a row which belonged to another id."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from trainer.optim.optimizers import ACCUMULATORS
 
 @dataclass(frozen=True)
 class _LocalShard:
-    """A local shard of a table, of its average, or of its optimizer state.
+    """A local shard of a table, of the table's average, or of the table's optimizer state.
 
     Attributes:
-        name: Its name in checkpoints.
+        name: Name of the tensor in checkpoints.
         shard: The shard.
         first: The first row of the table in the shard.
         column: The first column of the table in the shard.
@@ -34,11 +34,11 @@ class _LocalShard:
 
 
 class RowResets:
-    """Gives rows of a sharded model new initial values, as if they had never been trained.
+    """Gives rows of a sharded model new initial values, as if the rows had never been trained.
 
     Args:
-        tensors: Returns weights, optimizer state and averages under their names in checkpoints, as views.
-        config: The optimizers.
+        tensors: Returns weights, optimizer state and averages as views, by their names in checkpoints.
+        config: The optimizers' configuration.
         seed: Seed of the initial values.
     """
 
@@ -49,10 +49,10 @@ class RowResets:
 
     @torch.no_grad()
     def __call__(self, table: str, rows: Tensor, step: int) -> None:
-        """Resets rows `[N]` of a table, to values that depend on the step, too."""
-        if not self._parts:  # few runs ever reset a row
+        """Resets rows `[N]` of a table. The initial values depend on seed, table, row and step."""
+        if not self._parts:  # made at the first reset, as few runs ever reset a row
             self._find()
-        for part in self._parts.get(table, ()):  # none on a rank without a shard of the table
+        for part in self._parts.get(table, ()):  # empty on a rank without a shard of the table
             local = rows[(rows >= part.first) & (rows < part.first + len(part.shard))].to(part.shard.device)
             if len(local):
                 part.shard[local - part.first] = self._values(part, local, table, step)
@@ -66,13 +66,13 @@ class RowResets:
             if is_table(name) or name.startswith(("table.", "ema_touched.")):
                 size = sizes[table_of(name)]
                 for shard, offsets in placed_shards(value):
-                    # Row-wise state of a table with column shards has all rows for each of them.
+                    # Row-wise state of a table with column shards has an entry for each row in each column shard.
                     part = _LocalShard(name, shard, offsets[0] % size[0], (offsets[1:] or [0])[0], size)
                     parts[table_of(name)].append(part)
         self._parts = dict(parts)
 
     def _values(self, part: _LocalShard, rows: Tensor, table: str, step: int) -> Tensor:
-        if is_table(part.name):  # or its average, which begins at the weight
+        if is_table(part.name):  # also true of the table's average, which starts at the weights
             columns = torch.arange(part.column, part.column + part.shard.shape[1], device=rows.device)
             return initial_rows(rows, columns, part.size, table, self._seed, step).to(part.shard.dtype)
         start = 0.0

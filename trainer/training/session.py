@@ -1,4 +1,8 @@
-"""A training run in progress: records steps, evaluates, saves and stops."""
+"""A training run in progress: records steps, evaluates, saves and stops.
+
+`Session` is the object that the loop works with. It decides nothing about a step's arithmetic (`step.py`) and nothing
+about the order of events (`take_steps.py`): each method does a single thing that a step may be followed by.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +27,7 @@ from trainer.run.step_clock import named_range
 from trainer.run.watchdog import Watchdog
 from trainer.training.epochs import EpochOrder
 from trainer.training.evaluate import Evaluator
-from trainer.training.nonfinite import StepState
+from trainer.training.loss_scale import StepState
 from trainer.training.sharded_model import ShardedModel
 from trainer.training.step import StepResult, TrainingStep
 from trainer.training.stop_early import reason_to_stop
@@ -32,16 +36,16 @@ from trainer.training.watchers import RunView, StopRequest, Watcher
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedRun:
-    """A run directory that this job alone writes to.
+    """A run directory that belongs to this job until its end; no other job writes to it.
 
     Attributes:
         config: The configuration.
         context: This process among the ranks.
         directory: The run directory.
-        checkpoints: Its checkpoints.
+        checkpoints: The checkpoints in the run directory.
         start: The checkpoint to resume from; None for a start from scratch.
-        verify_seconds: Time that finding and verifying it took.
-        watchers: What watches the run.
+        verify_seconds: Time to find and verify that checkpoint.
+        watchers: The watchers of the run.
     """
 
     config: Config
@@ -63,14 +67,14 @@ class Session:
     """A training run, ready to train.
 
     Attributes:
-        claimed: The run directory, held by this job.
+        claimed: The run directory.
         order: The order of samples.
         model: The sharded model and its optimizers.
         evaluator: Evaluates the model.
         saver: Saves checkpoints.
         reporter: Writes metrics.
-        view: The run as its watchers see it.
-        stop_request: What these watchers may request.
+        view: The run as watchers see it.
+        stop_request: Holds a watcher's request to end training.
         batches: The batches to train on, in order.
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
@@ -106,7 +110,7 @@ class Session:
         return self.claimed.directory
 
     def training_step(self) -> TrainingStep:
-        """Returns the pipeline that takes the steps of this run."""
+        """Makes the pipeline that takes the steps of this run."""
         return TrainingStep(self.model, self.config, self.context, self.step_state, self._where)
 
     def _where(self, step: int, position: int) -> str:
@@ -124,7 +128,7 @@ class Session:
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
             counts |= self._rates(step) if self.reporter.due(step) else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
-            if self.reporter.due(step) and result.gradient_norm is None:  # or clipping reports it
+            if self.reporter.due(step) and result.gradient_norm is None:  # clipping would have reported it
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
         for watcher in self.claimed.watchers:
             watcher.after_step(self.view, step)
@@ -136,7 +140,10 @@ class Session:
         return self.model.optimizers.gradient_norm()
 
     def requested_action(self, step: int) -> Action:
-        """Returns the action that any rank requests after a step, the same on all ranks; lets watchers act."""
+        """Agrees with all ranks on the action after a step, the most urgent that any rank requests.
+
+        One reduction serves signals, saves that are due by the clock, and watchers, as each costs all ranks a wait.
+        """
         with named_range("requests"):
             watch = any(watcher.asks() for watcher in self.claimed.watchers) or self.stop_request.reason is not None
             action = self.stop_requests.all_reduce(self.saver.overdue(), watch)
@@ -147,14 +154,14 @@ class Session:
         return action
 
     def steps(self) -> Iterator[int]:
-        """Yields the steps to take: up to the last, or to that after which training ends early."""
+        """Yields the steps to take, until the last step or until training ends early."""
         for step in range(self.order.steps_done + 1, self.order.last_step + 1):
             if self.reason_to_stop(step - 1):
                 return
             yield step
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Returns why training ends early after a step; None if training goes on, or has reached its last step."""
+        """Returns the reason to end training early after a step; None if it continues, or has reached its last step."""
         if step >= self.order.last_step:
             return None
         if self.stop_request.agreed:
@@ -169,9 +176,9 @@ class Session:
 
         Args:
             step: Steps done.
-            model: The model, not attached to a training pipeline.
+            model: The model, detached from the training pipeline.
             split: validation or test.
-            of_step: The step whose weights the model has; None: the last step.
+            of_step: The step whose weights the model has; None for `step`.
 
         Raises:
             Stopped: A signal requested a stop.
@@ -184,16 +191,16 @@ class Session:
             self.stop(step)
         of_step = step if of_step is None else of_step
         self.reporter.evaluation(of_step, split, metrics)
-        self.reporter.flush()  # watchers read the run's files
+        self.reporter.flush()  # watchers read the run's files, so the lines must be there
         for watcher in self.claimed.watchers:
             watcher.after_evaluation(self.view, of_step, split, metrics)
         self.stop_request.agree(self.context)
         self.reporter.resume_clock()
 
     def lacks_evaluation(self) -> bool:
-        """Returns whether an evaluation comes before the next step: an interrupted one, or the first of all."""
+        """Returns whether an evaluation is due before the next step: a stop interrupted it, or it is the very first."""
         step = self.order.steps_done
-        if self.order.evaluated_first:  # what was evaluated after this step may have been other samples
+        if self.order.evaluated_first:  # an evaluation recorded for this step may be of other samples
             return step == self.order.steps_before
         return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
 
@@ -210,7 +217,11 @@ class Session:
         return self.stop_requests.all_reduce() is Action.STOP
 
     def save(self, step: int) -> None:
-        """Starts to save a checkpoint in the background."""
+        """Starts to save a checkpoint in the background.
+
+        `train_state` is everything that later steps depend on beside tensors. A value that is missing here is a resumed
+        run that differs from an uninterrupted run.
+        """
         train_state: dict[str, Any] = {
             "epoch": self.order.place_of(step + 1)[0],
             "lanes": self.order.lanes.lanes,
@@ -228,20 +239,21 @@ class Session:
         if self.order.ends is not None and step == self.order.last_step:
             train_state[ENDS] = self.order.ends
         texts = {"config.toml": to_toml(self.config), "plan.json": json.dumps(self.model.plan_json, indent=2)}
-        self.reporter.flush()  # on storage without append: a resumed run does not write the lines up to here again
+        # A resumed run does not write the lines up to this step again, so they must be stored before the checkpoint is.
+        self.reporter.flush()
         with named_range("save"), self.model.id_map.rewound():
             self.saver.save(step, self.model.tensors(), train_state, texts)
         self.reporter.resume_clock()
 
     def stop(self, step: int) -> NoReturn:
-        """Ends training before its last step, with a checkpoint if the grace period is long enough to save.
+        """Ends training before its last step; saves a checkpoint if the grace period is long enough.
 
         Raises:
             Stopped: Always.
         """
-        self.saver.wait()  # the save in the background may be the save of this step
+        self.saver.wait()  # this step may be the one that is being saved
         left = self.config.checkpoint.grace_seconds - self.stop_requests.waiting_seconds
-        # One rank decides: clocks differ, and all ranks have to take part in a save.
+        # Rank 0 decides, because clocks differ and a save needs all ranks.
         if self.saver.saved_step != step and broadcast_from_rank0(self.context, lambda: self.saver.save_seconds < left):
             self.save(step)
             self.saver.wait()
@@ -252,7 +264,7 @@ class Session:
         raise Stopped
 
     def saved(self, step: int) -> str:
-        """Returns words for the newest checkpoint, and for later steps up to `step`, which are lost."""
+        """Describes what is saved and what is lost: the newest checkpoint, and the steps after it up to `step`."""
         first, url = self.saver.saved_step + 1, self.saver.newest_url
         if first > step:
             return f"{SAVED_WORD} {url}" if url else "nothing saved"
@@ -264,14 +276,16 @@ class Session:
 def record_end(
     claimed: ClaimedRun, state: str, step: int, outcome: str, measured: Mapping[str, Any] | None = None
 ) -> None:
-    """Records how a run ended, in run.json and for its scheduler; a failure of storage ends nothing. All ranks call it.
+    """Records how a run ended, in run.json and for the scheduler; all ranks call it.
+
+    A failure of storage is only logged, because the run itself is over.
 
     Args:
-        claimed: The run, whose reports are closed.
-        state: `state` of run.json.
+        claimed: The run; its reports are closed.
+        state: The value of `state` in run.json.
         step: Steps done.
         outcome: The last line, which schedulers read.
-        measured: Times of steps and memory, for run.json; a run that took no step keeps those it has.
+        measured: Step times and memory, for run.json. If empty, run.json keeps the values of an earlier attempt.
     """
     directory = claimed.directory
     if claimed.context.is_rank0:

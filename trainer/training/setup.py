@@ -1,4 +1,8 @@
-"""Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model."""
+"""Sets a training run up in four phases: claim its directory, plan its epochs, build its model, fill the model.
+
+The phases are ordered by cost, so that a wrong configuration is refused before anything slow or lasting happens.
+`begin_job` claims; `session_of` does the rest. `announce` is the first to write to the run directory.
+"""
 
 import shlex
 import socket
@@ -32,7 +36,7 @@ from trainer.training.epochs import EpochOrder, plan_epochs
 from trainer.training.evaluate import Evaluator
 from trainer.training.extensions import found
 from trainer.training.finetune import finetune
-from trainer.training.nonfinite import StepState, start_state
+from trainer.training.loss_scale import StepState, start_state
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
@@ -43,15 +47,15 @@ ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its lo
 
 @dataclass(frozen=True)
 class Job:
-    """What a job holds from its start to its end.
+    """The resources that a job holds from its start to its end.
 
     Attributes:
         claimed: The run directory.
         watchdog: Reports a rank that is stuck.
         stop_requests: Signals that request a stop.
         lock: The lock of the run directory.
-        staging: The copy of the state that saves are made of.
-        step_state: State that a step leaves to later steps.
+        staging: The copy of the state in memory, from which checkpoints are written.
+        step_state: State that later steps need besides weights and optimizer state.
     """
 
     claimed: ClaimedRun
@@ -78,7 +82,7 @@ def open_session(config: Config, out: str, resume: Resume, context: DistributedC
 
 @contextmanager
 def begin_job(config: Config, out: str, resume: Resume, context: DistributedContext) -> Iterator[Job]:
-    """Claims a run directory and yields what the job holds until it ends.
+    """Claims a run directory, and yields the resources of the job until it ends.
 
     Raises:
         InputError: The configuration or the run directory cannot be used.
@@ -91,7 +95,7 @@ def begin_job(config: Config, out: str, resume: Resume, context: DistributedCont
     watchers = make_watchers(config)
     directory = broadcast_from_rank0(context, lambda: RunDirectory(out))
     broadcast_from_rank0(context, lambda: check_saved_before(directory))
-    # A start can hang, and can be stopped, so the watchdog and the signals come before the lock.
+    # The watchdog and the signal handlers come first: waiting for the lock can hang, and must react to a signal.
     with (
         watched(context, config.train.stuck_seconds) as watchdog,
         stop_on_signals(context) as stop_requests,
@@ -107,13 +111,13 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
     """Yields a session that trains on an order of samples.
 
     Args:
-        job: What the job holds.
+        job: The resources of the job.
         order: The order.
-        model: The model as the session before left it; the first session of a job builds and fills it.
+        model: The model of the session before; None to build and fill it, in the first session of a job.
     """
     claimed, origin = job.claimed, None
     config, context = claimed.config, claimed.context
-    # Wrong data is refused within seconds, before the model is built, which takes longest.
+    # The evaluator opens the evaluation data: wrong data is refused within seconds, before the slow build of the model.
     evaluator = Evaluator(_evaluated(config, order), context, order.types, order.catalogue)
     if model is None:
         model = build_sharded_model(config, context, order.lanes, claimed.directory)
@@ -150,7 +154,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
 
 
 def _evaluated(config: Config, order: EpochOrder) -> Config:
-    """Returns the configuration with what the model is evaluated on while it is trained on an order of samples."""
+    """Returns the configuration with the validation data of an order of samples."""
     if not order.evaluated_first:
         return config
     data = config.data.model_copy(update={"validation": [file.url for file in order.files.files]})
@@ -158,7 +162,7 @@ def _evaluated(config: Config, order: EpochOrder) -> Config:
 
 
 def _first_step_state(claimed: ClaimedRun) -> StepState:
-    """Returns the state of the steps that a job begins with."""
+    """Returns the step state that a job begins with."""
     saved = claimed.start.train_state.get("step_state") if claimed.start else None
     return start_state(claimed.config.train, saved)
 
@@ -170,14 +174,15 @@ def claim_run(
     context: DistributedContext,
     watchers: Sequence[Watcher],
 ) -> ClaimedRun:
-    """Opens the run directory, whose lock this job holds, and finds the checkpoint to resume from.
+    """Opens the run directory and finds the checkpoint to resume from; this job holds the directory's lock.
 
     Raises:
         InputError: The directory cannot be written, holds a run of another configuration, or contradicts `resume`.
     """
     broadcast_from_rank0(context, lambda: open_run(directory, config))
     checkpoints = Checkpoints(directory)
-    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))  # the lock is held: no other job writes them
+    # Safe because the lock is held: no other job can be writing an uncommitted checkpoint.
+    broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))
     started = time.monotonic()
     start = verify_together(context, lambda find: find_start(checkpoints, resume, directory.url, find))
     verify_seconds = time.monotonic() - started
@@ -204,16 +209,18 @@ def _remove_leftovers(checkpoints: Checkpoints) -> None:
 
 
 def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: RecordedTypes) -> dict[str, Any]:
-    """Fills a fresh model from the run's own checkpoint, from another run's, or from neither.
+    """Fills a fresh model from the checkpoint of this run or, to fine-tune, of another run; or leaves it as it is.
 
     Returns:
-        Facts for run.json: `restore_seconds`, verification included, and `finetune`, each only where it applies.
+        Facts for run.json: `restore_seconds`, which includes verification, and `finetune`, each only if it applies.
 
     Raises:
         InputError: The checkpoint does not fit the model.
     """
     config, context = claimed.config, claimed.context
-    model.optimizers.create_dense_state()  # or a restore would skip it, and a save before the first step lack it
+    # Torch makes dense optimizer state at the first step. Without it here, a restore would skip the state, and a save
+    # before the first step would lack it.
+    model.optimizers.create_dense_state()
     if claimed.start is None:
         facts = finetune(config.finetune, config.data, types, model, context)
         if model.averages:
@@ -221,7 +228,7 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: Recorde
         return facts
     grows = config.checkpoint.grow_tables
     if grows and model.averages:
-        model.averages.begin()  # of the new rows
+        model.averages.begin()  # gives new rows an average; the restore overwrites all others
     started = time.monotonic()
     restore(claimed.start, model.restoring(claimed.start.train_state), context, grown=grows)
     model.optimizers.tables.earlier_steps = claimed.start.train_state.get("earlier_table_steps", 0)
@@ -232,9 +239,9 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: Recorde
 
 
 def continue_chain(job: Job, model: ShardedModel) -> None:
-    """Copies a state that was restored, so that the next checkpoint can be a delta on the one it was restored from.
+    """Copies the restored state, so that the next checkpoint can be a delta on the checkpoint it came from.
 
-    Under another plan the next is whole: local shards are told apart by where they begin, which a chain keeps.
+    Under another plan the next checkpoint is whole: a chain identifies local shards by their offsets.
     """
     claimed = job.claimed
     start, context = claimed.start, claimed.context
@@ -252,7 +259,7 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
     """Opens the reports of a run; a resumed run continues the reports up to its checkpoint."""
-    # Of the report interval under way; each order begins one.
+    # Sums of the unfinished report interval. A new order begins a new interval, so it gets none.
     start = claimed.start if order.steps_done > order.steps_before else None
     running = start.train_state["running"] if start else None
     return Reporter(
@@ -262,7 +269,7 @@ def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:
 
 @contextmanager
 def _open_saver(job: Job, order: EpochOrder, reporter: Reporter) -> Iterator[Saver]:
-    """Opens the saver of a run, which checks the lock before each commit; waits for its last save."""
+    """Opens the saver of a run, which checks the lock before each commit; waits for its last save at the end."""
     saver = Saver(
         job.claimed.checkpoints,
         job.claimed.config.checkpoint,
@@ -276,7 +283,8 @@ def _open_saver(job: Job, order: EpochOrder, reporter: Reporter) -> Iterator[Sav
     try:
         yield saver
     except Exception:
-        # The ranks save together, so no rank may leave before. The original error is reported, not one of the save.
+        # The ranks save together, so this rank must not leave before the save ends. Errors of the save are dropped in
+        # favor of the original error.
         with suppress(Exception, SystemExit):
             saver.wait()
         raise
@@ -286,7 +294,7 @@ def _open_saver(job: Job, order: EpochOrder, reporter: Reporter) -> Iterator[Sav
 def announce(session: Session, origin: dict[str, Any]) -> None:
     """Prints the plan and the facts of the run, and writes config.toml, plan.json and run.json.
 
-    Nothing is written before, as an attempt that is refused must leave the files of an earlier attempt as they are.
+    Setup writes none of them earlier: an attempt that is refused must leave the files of earlier attempts unchanged.
 
     Args:
         session: The run.
@@ -323,13 +331,13 @@ def announce(session: Session, origin: dict[str, Any]) -> None:
 
 
 def _measured_before(session: Session, earlier: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the run has measured, if all of its steps are done already."""
+    """Returns the measurements in run.json if the run has no steps left; otherwise the end of the run replaces them."""
     is_complete = session.order.steps_done >= session.order.last_step
     return {"measured": earlier["measured"]} if is_complete and "measured" in earlier else {}
 
 
 def _start(session: Session, earlier: dict[str, Any]) -> dict[str, Any]:
-    """Returns when and where this attempt starts, and what is known of the end of the one before."""
+    """Describes the start of this attempt, and the end of the attempt before as far as it is known."""
     return {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "step": session.order.steps_done,

@@ -1,4 +1,8 @@
-"""Builds the sharded model: makes the plan, shards the tables, attaches the optimizers."""
+"""Builds the sharded model: makes the plan, shards the tables, attaches the optimizers.
+
+Everything above this file handles a `ShardedModel`. It presents weights, optimizer state and averages as flat
+dictionaries, under names that do not depend on the plan, which is what makes checkpoints fit any number of ranks.
+"""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +17,7 @@ from trainer.checkpoint.state_dict import State, all_tensors, model_tensors
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import RunDirectory
-from trainer.data.order import Lanes
+from trainer.data.epoch_order import Lanes
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import table_of_weight, table_shapes
 from trainer.models.precision import DTYPES, allow_tf32
@@ -39,15 +43,15 @@ class ShardedModel:
 
     Attributes:
         model: The model with its loss.
-        optimizers: The optimizers of its tables and of its dense part.
-        cut: Where backward stops before the tables, if it does.
-        averages: The averages of its weights; None without optimizer.ema.decay.
+        optimizers: The optimizers of the tables and of the dense part.
+        cut: The cut between tables and dense part; false if the configuration does not need it.
+        averages: The averages of the weights; None without optimizer.ema.decay.
         id_map: The rows of ids.
-        plan: The placement of its tables.
-        plan_json: The plan in the form of plan.json.
-        planned_for: A name for all that decided the plan; empty if it was loaded.
+        plan: The placement of the tables.
+        plan_json: The content of plan.json.
+        planned_for: A digest of everything that decided the plan; empty if the plan was loaded.
         plan_table: The plan as a table to print.
-        communication_bytes: Communication volume per step in bytes, by direction; `fp32` to compare with.
+        communication_bytes: Communication volume per step in bytes, by direction, and `fp32` for comparison.
     """
 
     model: DistributedModelParallel
@@ -62,51 +66,51 @@ class ShardedModel:
     communication_bytes: dict[str, float]
 
     def weights(self) -> State:
-        """Returns the weights under their names in checkpoints, as views."""
+        """Returns the weights as views, by names in checkpoints."""
         return model_tensors(self.model)
 
     def frozen(self) -> set[str]:
-        """Returns the names in checkpoints of the dense weights that no optimizer updates."""
+        """Returns the names of the dense weights that no optimizer updates."""
         weights = {name: weight for name, weight in self.model.named_parameters() if table_of_weight(name) is None}
         return {f"model.{name}" for name, weight in weights.items() if not weight.requires_grad}
 
     def trained(self) -> State:
-        """Returns weights, optimizer state and averages under their names in checkpoints, as views."""
+        """Returns weights, optimizer state and averages as views, by names in checkpoints."""
         averages = self.averages.tensors() if self.averages else {}
         return all_tensors(self.model, self.optimizers) | averages
 
     def tensors(self) -> State:
-        """Returns what a checkpoint has, under its names there, as views: what is trained, and the rows of ids."""
+        """Returns all tensors of a checkpoint as views: those of `trained`, and the rows of ids."""
         return self.trained() | self.id_map.tensors()
 
     def restoring(self, saved: Mapping[str, Any]) -> State:
-        """Returns the tensors to fill from a checkpoint of the same run, given its train state."""
+        """Returns the tensors to fill from a checkpoint of the same run, given the checkpoint's train state."""
         return self.trained() | self.id_map.restoring(saved)
 
     def restoring_evaluated(self, saved: Mapping[str, Any]) -> State:
-        """Returns those of the tensors to fill that an evaluation needs, given the checkpoint's train state."""
+        """Returns the tensors to fill for an evaluation, given the checkpoint's train state."""
         averages = self.averages.tensors() if self.averages and self.averages.evaluated else {}
         return self.weights() | averages | self.id_map.restoring(saved)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Inside the block the weights are their averages, if these are to be evaluated."""
+        """Inside the block the weights are replaced by their averages, if the configuration evaluates averages."""
         return self.averages.swapped_in() if self.averages and self.averages.evaluated else nullcontext()
 
 
 def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | None = None) -> ModelWithLoss:
-    """Builds the model with its loss, the tables on the meta device and marked for their fused optimizer.
+    """Builds the model with its loss; the tables are on the meta device and marked for their fused optimizer.
 
     Args:
         config: The configuration.
         device: Device of the dense parameters.
-        lanes: The lanes, which only training needs.
+        lanes: The lanes; None outside of training.
 
     Raises:
         InputError: Model, planner or optimizer cannot be used with this data or on this device.
     """
     check_table_optimizers(config, device.type)
     check_planner(config.data, config.planner)
-    torch.manual_seed(config.train.seed)  # for the dense part; tables are initialized when they are sharded
+    torch.manual_seed(config.train.seed)  # the dense part draws from it; tables get their values when they are sharded
     samples_per_lane = lanes.samples_per_step if lanes else 0
     model = build_model_with_loss(config, device, DTYPES[config.train.precision], samples_per_lane)
     freeze(model, config.optimizer.dense.frozen)
@@ -122,8 +126,8 @@ def build_sharded_model(
     Args:
         config: The configuration.
         context: This process among the ranks.
-        lanes: The lanes, which only training needs.
-        run: The run whose plan is kept, if nothing that decides it has changed.
+        lanes: The lanes; None outside of training.
+        run: A run that keeps its plan unless something that decides the plan has changed.
 
     Raises:
         InputError: The model cannot be built, planned or sharded as configured.
@@ -135,7 +139,7 @@ def build_sharded_model(
     check_types(plan, config)
     id_map = make_id_map(config, context, plan)
     check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
-    # Before `shard`, which replaces the tables inside the unsharded model.
+    # Computed first, because `shard` replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
     plan_json = plan_to_json(plan, shapes, context.world_size)
     remarks = "\n".join(filter(None, [remark, column_shards_in_words(plan, config)]))
@@ -165,6 +169,6 @@ def build_sharded_model(
 
 
 def local_batch_sizes(config: Config, world_size: int) -> tuple[int, int]:
-    """Returns the number of samples of a local batch, in training and in evaluation."""
+    """Returns the sizes of a local batch, in training and in evaluation."""
     training = config.data.global_batch_size
     return training // world_size, (config.evaluate.global_batch_size or training) // world_size

@@ -1,4 +1,8 @@
-"""One optimizer step."""
+"""An optimizer step: `TrainingStep` fills in the parts of TorchRec's pipeline.
+
+For the arithmetic of a step read `_forward`, `_backward`, `_optimizer_step` and `_update`, in this order. The rest is
+about what overlaps with what.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,22 +22,23 @@ from trainer.core.distributed import DistributedContext
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
+from trainer.training.loss_scale import LossScale, StepState
 from trainer.training.micro_batches import forward_in_slices
-from trainer.training.nonfinite import FiniteCheck, LossScale, StepState
+from trainer.training.nonfinite import FiniteCheck
 from trainer.training.row_resets import RowResets
 from trainer.training.sharded_model import ShardedModel
 
-GRADIENTS = f"{EXCHANGE}: gradients"  # in traces; as a range named EXCHANGE it would count twice inside of BACKWARD
+GRADIENTS = f"{EXCHANGE}: gradients"  # not just EXCHANGE, whose time would count twice in traces, inside BACKWARD
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step that was taken, or skipped.
+    """The result of a step that was taken or skipped.
 
     Attributes:
-        loss: This rank's loss, a detached scalar, to be averaged over ranks.
-        skipped: Whether nothing was updated, as the loss or a gradient was not finite.
-        gradient_norm: Norm of the dense part's gradients before they were clipped; None without clipping.
+        loss: This rank's loss, a detached scalar; the loss of the step is the mean over the ranks.
+        skipped: Whether nothing was updated because the loss or a gradient was not finite.
+        gradient_norm: Norm of the dense gradients before clipping; None without clipping.
     """
 
     loss: Tensor
@@ -42,31 +47,31 @@ class StepResult:
 
     @property
     def means(self) -> dict[str, Tensor]:
-        """The values that are reported as means over the steps that were taken."""
+        """The values that are reported as means over the steps of an interval, skipped steps excluded."""
         norm = {} if self.gradient_norm is None else {"gradient_norm": self.gradient_norm}
         return {} if self.skipped else {"loss": self.loss, **norm}
 
 
 class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
-    """One optimizer step: set rates, forward, scale, backward, accumulate, check, clip, update, average.
+    """An optimizer step: set rates, forward, scale, backward, accumulate, check, clip, update, average.
 
-    This class alone knows the parts of a step. `progress` of TorchRec's pipeline calls its methods in this order, and
-    overlaps them with the input distribution of the next batch: `start_sparse_data_dist` (of the next batch),
-    `enqueue_batch` (of the batch after it), `_forward`, `wait_sparse_data_dist`, `_backward`, `_optimizer_step`. After
-    `detach` it attaches the model again by itself. A single rank on a CPU takes its steps without the pipeline.
+    No other class knows the parts of a step. TorchRec's pipeline calls the methods from `progress` and overlaps them
+    with the input distribution of the next batch, in this order: `start_sparse_data_dist` (for the next batch),
+    `enqueue_batch` (for the batch after it), `_forward`, `wait_sparse_data_dist`, `_backward`, `_optimizer_step`. After
+    `detach`, the next step attaches the model again. A single rank takes its steps without the pipeline.
 
-    Of TorchRec's pipelines this one gives the losses of a plain loop and works on a CPU. SemiSync trains on stale
-    embeddings, FusedSparseDist needs CUDA, and Prefetch a cache in front of tables in host memory.
+    TorchRec has other pipelines, but only this pipeline gives the losses of a plain loop and works on a CPU. SemiSync
+    trains on stale embeddings, FusedSparseDist needs CUDA, and Prefetch needs a cache for tables in host memory.
 
     Args:
         model: The sharded model and its optimizers.
         config: The configuration.
         context: This process among the ranks.
-        state: State that a step leaves to later steps.
+        state: State that later steps need besides weights and optimizer state.
         locate: Returns where a sample is in the files, by a step and a position in its global batch.
 
     Attributes:
-        clock: The times of the parts.
+        clock: Times the parts of the step.
     """
 
     def __init__(
@@ -78,9 +83,9 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         locate: Callable[[int, int], str],
     ) -> None:
         super().__init__(model.model, model.optimizers.combined, context.device, custom_model_fwd=self._forward)
-        if context.device.type == "cpu":  # where TorchRec looks for a GPU four times a step, 0.1 of 3.5 ms
+        if context.device.type == "cpu":  # TorchRec would look for a GPU four times a step: 0.1 of 3.5 ms
             self._stream_context = NoOpStream
-        # With nothing to exchange. Microbatches need the pipeline, which looks up the whole batch.
+        # A single rank has nothing to exchange. Microbatches still need the pipeline, which looks up the whole batch.
         self._is_alone = context.world_size == 1 and config.train.micro_batches == 1
         self._model_with_loss, self._optimizers = model.model, model.optimizers
         self._cut, self._averages, self._id_map = model.cut, model.averages, model.id_map
@@ -100,14 +105,14 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         """Takes a step on the next batch.
 
         Args:
-            step: Its number; the first is 1.
-            batches: This rank's batches; up to two later batches are taken as well, to be distributed ahead.
+            step: Number of the step; the first is 1.
+            batches: This rank's batches. Up to two later batches are taken as well, to be distributed ahead.
 
         Raises:
-            InputError: The loss or a gradient is not finite, and the configuration makes that an error.
+            InputError: The loss or a gradient is not finite, and the configuration treats that as an error.
         """
         self.clock.begin_step()
-        # Before `progress`, which begins with zero_grad: fused kernels get their rates there.
+        # Must precede `progress`, which begins with zero_grad: that is where fused kernels get their rates.
         with named_range("update: rates"):
             self._optimizers.set_rates(step, self._step_state.skipped)
         self._step = step
@@ -117,7 +122,8 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def progress(self, dataloader_iter: Iterator[Batch]) -> Tensor:
         """Takes a step on the next batch."""
-        if not self._is_alone:  # a pipeline's calls are 0.2 of 2.9 ms, and 0.5 of 4.5 on a GPU
+        # Without the pipeline its calls are saved: 0.2 of 2.9 ms on a CPU, 0.5 of 4.5 ms on a GPU.
+        if not self._is_alone:
             return super().progress(dataloader_iter)
         self._optimizers.combined.zero_grad()
         with self.clock.part(INPUT):
@@ -141,7 +147,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             super().start_sparse_data_dist(batch, context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Waits for the numbers of these ids."""
+        """Waits for the numbers of ids that the ranks will exchange."""
         with self.clock.part(EXCHANGE):
             super().wait_sparse_data_dist(context)
 
@@ -159,14 +165,14 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             return loss, self._loss
 
     def _backward(self, losses: Tensor) -> None:
-        """Computes gradients; without a cut the tables are updated inside, by their fused optimizers."""
+        """Computes gradients. Without a cut, fused optimizers update the tables inside backward."""
         with self.clock.part(BACKWARD):
             self._loss_scale.scale(losses).backward()
             with named_range(GRADIENTS):
                 self._average()
 
     def _optimizer_step(self) -> None:
-        """Updates tables and dense part, or neither."""
+        """Updates tables and dense part, or skips the step and updates neither."""
         with self.clock.part(UPDATE):
             self._skipped, self._gradient_norm = not self._finite.passes(self._loss), None
             if self._skipped:
@@ -188,40 +194,44 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             self._averages.update()
 
     def detach(self) -> nn.Module:
-        """Ends the step and returns the model to evaluate; an evaluation is no part of a step."""
+        """Ends the step's time and returns the model, to evaluate it."""
         self.clock.end_step()
         return super().detach()
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = False) -> None:
-        """Goes on after `detach` with the ids of the next batch, which are distributed already.
+        """Continues after `detach` with the ids of the next batch, which are distributed already.
 
-        TorchRec's default is to distribute them anew, which leaves it without the numbers of ids in sequences.
+        TorchRec would distribute them again by default, and then lacks the numbers of ids in sequences.
         """
         super().attach(model, sparse_dist)
 
 
 def _averages_of_gradients(model: ShardedModel, context: DistributedContext) -> tuple[GradientAverage, GradientAverage]:
-    """Returns what averages the gradients after backward, and after backward has gone on into the tables, on CPUs."""
+    """Returns the averages of gradients over the ranks: after backward, and after its continuation into the tables.
+
+    They do nothing on a GPU, where DistributedDataParallel averages, and on a single rank.
+    """
     if context.device.type != "cpu" or context.world_size == 1:
         return GradientAverage([], 1), GradientAverage([], 1)
     dense, tables = model.optimizers.dense_parameters, replicated_weights(model.model)
+    # With a cut, replicated tables have no gradient before backward continues into the tables.
     of_step, after_cut = ([*dense], tables) if model.cut else ([*dense, *tables], [])
     return GradientAverage(of_step, context.world_size), GradientAverage(after_cut, context.world_size)
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seeds torch's generators, before a step, for what a model draws in it, such as masks of dropout.
+    """Seeds torch's generators before a step, for the random numbers of the model, such as dropout masks.
 
-    A resumed run then draws the same as one that was never stopped, whatever was drawn between the steps.
+    A resumed run then draws the same numbers as an uninterrupted run, whatever was drawn between the steps.
 
     Args:
         seed: The seed of the run.
         step: The step.
-        rank: This rank, whose samples get other numbers than those of other ranks.
-        device: Where the model is.
+        rank: This rank; each rank draws other numbers.
+        device: Device of the model.
     """
     (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64).tolist()
-    # Not torch.manual_seed, which without a GPU formats a traceback each time, for the day that there is one.
+    # Not torch.manual_seed: without a GPU it formats a traceback at each call, to keep for a later use of CUDA.
     torch.default_generator.manual_seed(mixed)
-    if device.type == "cuda":  # also what recorded kernels draw that are replayed
+    if device.type == "cuda":  # holds for CUDA graphs, too, which draw when they are replayed
         torch.cuda.manual_seed(mixed)

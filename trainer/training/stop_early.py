@@ -1,4 +1,4 @@
-"""Early stopping, a function of the evaluations alone: the same command stops at the same step again."""
+"""Early stopping. It depends on the evaluations alone, so the same command stops at the same step again."""
 
 import math
 
@@ -8,7 +8,7 @@ from trainer.metrics.registry import higher_is_better, result_name
 
 
 def reason_to_stop(config: StopEarlyConfig, evaluations: Evaluations, step: int) -> str | None:
-    """Returns why training ends after the evaluation of a step; None if training goes on or nothing was evaluated.
+    """Returns the reason to end training after the evaluation of a step; None if it continues or nothing was evaluated.
 
     Args:
         config: The metric, and how long to wait for a better value.
@@ -24,7 +24,7 @@ def reason_to_stop(config: StopEarlyConfig, evaluations: Evaluations, step: int)
     best, best_step, since = -math.inf, 0, 0
     for line in lines:
         since += 1
-        # NaN, such as the AUC of one class, is never better.
+        # NaN, such as the AUC of a single class, never counts as better.
         if sign * line[name] - best > config.min_change:
             best, best_step, since = sign * line[name], line["step"], 0
     watched = f"{name} of data.validation"

@@ -1,4 +1,4 @@
-"""The steps of a session: takes, reports, saves and evaluates, until the last or until a signal."""
+"""The loop over the steps of a session: takes, reports, saves and evaluates, until the last step or a signal."""
 
 from trainer.run.preemption import Action
 from trainer.training.session import Session
@@ -13,10 +13,12 @@ def take_steps(session: Session, training_step: TrainingStep) -> int:
     """
     step, last = session.order.steps_done, session.order.last_step
 
-    # An evaluation that a stop interrupted is made up for, so that a resumed run has the lines of any other.
+    # If a stop interrupted an evaluation, it is repeated, so that the files of a resumed run lack no line.
     if session.lacks_evaluation():
         session.evaluate(step, training_step.detach(), "validation")
     for step in session.steps():
+        # The order matters. All ranks agree on the action before a save, so that they save together. The save comes
+        # before the evaluation, so that a failure or a stop during the evaluation loses no steps.
         result = training_step.take(step, session.batches)
         session.record(step, result)
         action = session.requested_action(step)
@@ -25,5 +27,5 @@ def take_steps(session: Session, training_step: TrainingStep) -> int:
         if session.evaluator.due(step) and step < last:
             session.evaluate(step, training_step.detach(), "validation")
         if action is Action.STOP:
-            session.stop(step)  # raises Stopped
+            session.stop(step)  # always raises Stopped
     return step

@@ -1,5 +1,6 @@
-"""Watchers: what looks on while a run trains, is evaluated and ends, and changes none of its bits."""
+"""Watchers: objects that observe a run while it trains, is evaluated and ends, without changing any of its bits."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
@@ -22,24 +23,24 @@ KEY = "report.watchers"
 
 @dataclass
 class StopRequest:
-    """A request of watchers that training ends.
+    """A watcher's request to end training early.
 
     Attributes:
-        reason: The reason of a watcher of this rank.
-        agreed: The reason that all ranks end for.
+        reason: The reason that a watcher on this rank gave.
+        agreed: The reason that all ranks have agreed on.
     """
 
     reason: str | None = None
     agreed: str | None = None
 
     def agree(self, context: DistributedContext) -> None:
-        """Takes the reason of the first rank that has one; all ranks call it."""
+        """Agrees on the reason of the first rank that has a request; all ranks call it."""
         self.agreed = next(filter(None, gather_to_all(self.reason, context)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run as its watchers see it, on every rank.
+    """A run as watchers see it, on every rank.
 
     Attributes:
         config: The configuration.
@@ -62,7 +63,7 @@ class RunView:
             print(without_secrets(text), flush=True)
 
     def draw(self, write: Callable[[SummaryWriter], None]) -> None:
-        """Calls `write` with the writer of TensorBoard's files: on rank 0, unless `report.tensorboard` is false."""
+        """Calls `write` with TensorBoard's writer, on rank 0, unless `report.tensorboard` is false."""
         if self._reporter:
             self._reporter.draw(write)
 
@@ -73,62 +74,63 @@ class RunView:
         return self.directory.read_records("evaluations.jsonl")
 
     def weights(self) -> State:
-        """Returns the weights of this rank by their names in checkpoints, as views; tables are `ShardedTensor`s."""
+        """Returns this rank's weights as views, by names in checkpoints; tables are `ShardedTensor`s."""
         return self._weights()
 
     def resume_clock(self) -> None:
-        """Starts the clock of the next step, so that what a watcher did since the last step counts for none."""
+        """Restarts the step clock, so that the time that a watcher took counts for no step."""
         if self._reporter:
             self._reporter.resume_clock()
 
     def request_stop(self, reason: str) -> None:
-        """Ends training early, as `train.stop_early` does: the run is saved and evaluated, and has finished.
+        """Ends training early, as `train.stop_early` does: the run is saved, evaluated and counts as finished.
 
-        One rank that calls this is enough, and all ranks end after the same step: from `after_evaluation` after the
-        step that was evaluated, from elsewhere after one of the next steps.
+        A call on a single rank is enough, and all ranks end after the same step. After a call in `after_evaluation`
+        this is the evaluated step; after other calls it is one of the next steps. After the last step a call changes
+        nothing.
 
         Args:
-            reason: Why, for the console and run.json.
+            reason: The reason, for the console and run.json.
         """
         self._stop.reason = self._stop.reason or reason
 
     @contextmanager
     def tolerate_failed_writes(self) -> Iterator[None]:
-        """Logs a failure of storage inside the block, as it must not end training."""
+        """Logs a failure of storage inside the block, because it must not end training."""
         with tolerate_failed_writes(self.directory, self.log):
             yield
 
 
 class Watcher:
-    """Watches a run, and changes none of its bits: neither weights nor gradients, batches or random numbers.
+    """Observes a run without changing any of its bits: weights, gradients, batches and random numbers.
 
-    Every rank calls every method, so that a watcher may use collectives. What a watcher leaves out does nothing. An
-    error in a watcher ends the job, like any other.
+    Override the methods that you need; the others do nothing. Every rank calls every method, so a watcher may use
+    collectives. An error in a watcher ends the job, like any other error.
 
     Attributes:
-        files: The files that it writes, by their names in the summary at the end of a run.
+        files: The files that it writes, by the label that each has in the summary at the end of a run.
     """
 
     files: ClassVar[Mapping[str, str]] = {}
 
     def begin(self, run: RunView, step: int, last_step: int) -> None:
-        """Called before the first step of a job, and of each of several segments.
+        """Called before the first step of a job and, if the data has segments, of each segment.
 
         Args:
             run: The run.
             step: Steps done.
-            last_step: The step that training ends with, or that the segment does.
+            last_step: The last step of training, or of the segment.
         """
 
     def after_step(self, run: RunView, step: int) -> None:
-        """Called after every step. A watcher that takes long calls `run.resume_clock()`."""
+        """Called after every step. A watcher that takes long should call `run.resume_clock()`."""
 
     def asks(self) -> bool:
-        """Returns whether this rank wants all ranks to call `asked` after the same step; called after every step."""
+        """Returns whether this rank requests a call of `asked` on all ranks; called after every step."""
         return False
 
     def asked(self, run: RunView, step: int) -> None:
-        """Called on all ranks after the same step, soon after a watcher of any rank asks: this one, or another.
+        """Called on all ranks after the same step, soon after any watcher on any rank has requested it.
 
         Args:
             run: The run.
@@ -136,27 +138,35 @@ class Watcher:
         """
 
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Called after every evaluation, which is in evaluations.jsonl by then; its time counts for no step.
+        """Called after every evaluation, the final ones included; its time counts for no step.
+
+        The line of the evaluation is in evaluations.jsonl by then.
 
         Args:
             run: The run.
             step: The step whose weights were evaluated.
             split: validation or test.
-            metrics: The metrics by name, the same on every rank.
+            metrics: The metrics of `evaluate.metrics` by name, `auc/clicked` for one of several tasks; the same on
+                every rank.
         """
 
     def at_end(self, run: RunView, step: int, state: str) -> None:
-        """Called last, once run.json has the end; not if the job fails. There are no weights and no drawing by then.
+        """Called last, after run.json has recorded the end; not if the job fails.
+
+        Weights and TensorBoard's writer are gone by then.
 
         Args:
             run: The run.
             step: Steps done.
-            state: finished or stopped.
+            state: `finished` or `stopped`.
         """
 
 
+MOMENTS = [name for name, method in vars(Watcher).items() if inspect.isfunction(method)]
+
+
 def make_watchers(config: Config) -> tuple[Watcher, ...]:
-    """Returns the watchers of a run: those of its extensions, and the user's own.
+    """Returns the watchers of a run: first the watchers of extensions, then the user's own.
 
     Raises:
         InputError: A watcher cannot be imported, or does not take its options.
@@ -169,6 +179,14 @@ def _own(name: str, options: Mapping[str, Any]) -> Watcher:
     kind = find_by_name(KEY, name, {})
     if not (isinstance(kind, type) and issubclass(kind, Watcher)):
         raise InputError(f"{KEY} has '{name}', which is no watcher; name a subclass of torchx_recsys.Watcher")
+    if all(getattr(kind, moment) is getattr(Watcher, moment) for moment in MOMENTS):
+        raise InputError(f"{KEY} has '{name}', which has none of the methods of a watcher: {', '.join(MOMENTS)}")
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        known = some_of(takes.parameters) or "none"
+        raise InputError(f"{KEY} has '{name}', which does not take its options: {error}; it takes {known}") from error
     try:
         return kind(**options)
     except (TypeError, ValueError) as error:

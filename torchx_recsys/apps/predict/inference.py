@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tqdm import tqdm
 
-from torchx_recsys.apps.predict.kept import KeptColumns
+from torchx_recsys.apps.predict.kept_columns import KeptColumns
 from torchx_recsys.apps.predict.parts import PartFile, PartFiles, PartLanes, lanes_of
 from trainer.batches.batch import Batch
 from trainer.batches.loader import Loader

@@ -18,7 +18,7 @@ from trainer.core.console import plural
 from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import PARTIAL, named
 from trainer.data.dataset import RowGroup
-from trainer.data.order import Lanes, RowRange, RowSlice, row_slices
+from trainer.data.epoch_order import Lanes, RowRange, RowSlice, row_slices
 from trainer.data.outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"

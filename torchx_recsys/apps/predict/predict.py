@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from torchx_recsys.apps.predict.inference import Predictor, predict_parts
-from torchx_recsys.apps.predict.kept import kept_schema
+from torchx_recsys.apps.predict.kept_columns import kept_schema
 from torchx_recsys.apps.predict.resume import (
     ON_STOP,
     Claim,

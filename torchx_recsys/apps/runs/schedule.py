@@ -11,7 +11,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import refuse_existing, write_file
-from trainer.data.order import Lanes, default_lanes
+from trainer.data.epoch_order import Lanes, default_lanes
 from trainer.data.row_groups import find_training_files
 from trainer.optim.schedules import DECAYS, LearningRate, learning_rates, step_at
 

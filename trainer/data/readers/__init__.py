@@ -1,4 +1,4 @@
-"""Readers of file formats, found by name.
+"""Readers of file formats: Parquet, Arrow IPC, CSV and the user's own.
 
 Uses config and core.
 """

@@ -12,7 +12,7 @@ from trainer.data.readers.formats import ENDS
 
 
 class ArrowReader:
-    """Reads Arrow IPC files, whose row groups are their record batches."""
+    """Reads Arrow IPC files; a row group is a record batch."""
 
     format = "Arrow IPC"
     suffix = ENDS["arrow"]
@@ -23,7 +23,7 @@ class ArrowReader:
         """Returns the outline of a file."""
         with _opened(url, []) as file:
             schema = file.schema
-        # A footer does not hold the number of rows of a batch. One column is little to read; all are the whole file.
+        # The footer does not hold the number of rows of a batch, so a column is read; all would be the whole file.
         with _opened(url, schema.names[:1]) as file:
             rows = tuple(file.get_batch(number).num_rows for number in range(file.num_record_batches))
         fs, path = fsspec.core.url_to_fs(url)
@@ -34,14 +34,14 @@ class ArrowReader:
         """Opens a record batch."""
         with _opened(url, columns) as file:
             batch = file.get_batch(row_group)
-        # Arrow trusts the offsets and lengths in a file, and would read beyond its buffers.
+        # Validated, because Arrow trusts the offsets and lengths in a file and would read beyond its buffers.
         batch.validate(full=True)
         yield pa.Table.from_batches([batch]).column
 
 
 @contextmanager
 def _opened(url: str, columns: Sequence[str]) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    """Opens a file to read some columns of it."""
+    """Opens a file to read some of its columns."""
     fs, path = fsspec.core.url_to_fs(url)
     with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else fs.open(path, "rb") as source:
         with pa.ipc.open_file(source) as file:

@@ -33,17 +33,17 @@ from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 from trainer.data.readers.formats import COMPRESSIONS, ENDS
 
-SHOWN = 40  # messages cut a value to this length
+SHOWN = 40  # number of characters of a value that messages show
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The characters between and around values.
+    """The special characters of a CSV file.
 
     Attributes:
-        delimiter: Between columns.
-        quote: Around values, or nothing.
-        list_separator: Between the ids of a list.
+        delimiter: Separates columns.
+        quote: Encloses values; empty for none.
+        list_separator: Separates the ids of a list.
         nulls: The values that mean null.
     """
 
@@ -102,7 +102,7 @@ def find_fault(
 
 
 def _stray_quote(text: bytes, first_line: int, dialect: Dialect) -> str | None:
-    """Finds a quote that is neither around a value nor doubled, so that quotes cannot separate rows."""
+    """Finds a quote that neither encloses a value nor is doubled: then quotes cannot tell where rows end."""
     if not dialect.quote or dialect.quote.encode() not in text:
         return None
     q, d = (re.escape(mark.encode()) for mark in (dialect.quote, dialect.delimiter))
@@ -121,7 +121,7 @@ def _stray_quote(text: bytes, first_line: int, dialect: Dialect) -> str | None:
 
 
 def _first_wrong(values: Sequence[str], kind: pa.DataType, dialect: Dialect) -> int | None:
-    """Returns the place of the first value that does not fit a type."""
+    """Returns the number of the first value that does not fit a type."""
     if _fits(values, kind, dialect):
         return None
     return bisect_left(range(len(values)), True, key=lambda place: not _fits(values[: place + 1], kind, dialect))
@@ -161,15 +161,15 @@ def shown(value: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-SCANS = 4  # the most scans at once; each has a few blocks in memory
-LAYOUT = 1  # the version of the files in the cache
+SCANS = 4  # largest number of files that are scanned at the same time; each has a few blocks in memory
+LAYOUT = 1  # version of the files in the cache
 
 
 class CsvReader:
-    """Reads CSV and TSV files, whose row groups are blocks of whole rows.
+    """Reads CSV and TSV files; a row group is a block of whole rows.
 
-    Types follow from the configuration: a guess from the values of a block would take ids for text in one block and for
-    integers in another.
+    The configuration decides the types. A guess from the values of a block could take ids for text in one block and for
+    integers in the next.
     """
 
     columns_at_once = True
@@ -188,13 +188,13 @@ class CsvReader:
 
     @classmethod
     def from_config(cls, config: DataConfig) -> "CsvReader":
-        """Makes the reader of a data section."""
+        """Makes the reader for a data section."""
         return cls(config)
 
     def inspect(self, url: str) -> FileContents:
-        """Returns the outline of a file: from the cache, or by reading it once."""
+        """Returns the outline of a file, from the cache or by reading the file once."""
         name = self._name(url)
-        with self._cache.lock(name):  # a second job that starts now waits for the index of the first
+        with self._cache.lock(name):  # another job that starts now waits for this index
             if kept := self._cache.read(f"{name}.index"):
                 index = CsvIndex.from_bytes(kept)
             else:
@@ -206,7 +206,7 @@ class CsvReader:
         return FileContents(index.size_bytes, tuple(block.rows for block in index.blocks), schema, index.to_bytes())
 
     def use_index(self, url: str, index: bytes) -> None:
-        """Takes the index of a file that rank 0 inspected."""
+        """Receives the index of a file that rank 0 inspected."""
         self._indexes[url] = CsvIndex.from_bytes(index)
 
     @contextmanager
@@ -221,14 +221,14 @@ class CsvReader:
         if row is not None:
             text = self._read(url, row_group)
             begin = int(rows_of(text, self._csv.quote)[row - 1]) if row else 0
-            begin = len(text) - len(text[begin:].lstrip(b"\r\n"))  # behind empty lines
+            begin = len(text) - len(text[begin:].lstrip(b"\r\n"))  # skips empty lines
             newlines = text.count(b"\n", 0, begin)
             return f"line {line + newlines}"
         last = blocks[row_group + 1].line - 1 if row_group + 1 < len(blocks) else "the last"
         return f"lines {line} to {last}"
 
     def _scan(self, url: str) -> CsvIndex:
-        """Reads a whole file. Blocks of a compressed file go to the cache, where each can be read alone."""
+        """Reads a whole file once. Blocks of a compressed file go to the cache, where each can be read alone."""
         (fs, path), blocks = fsspec.core.url_to_fs(url), []
         with self._scans, fs.open(path, "rb") as file:
             compression = _compression(path)
@@ -248,7 +248,7 @@ class CsvReader:
         return CsvIndex(fs.size(path), header, tuple(blocks))
 
     def _name(self, url: str) -> str:
-        """Returns the name of a file in the cache, which changes with its contents and its blocks."""
+        """Returns the name of a file in the cache; it changes with the contents and the blocks."""
         if url not in self._names:
             fs, path = fsspec.core.url_to_fs(url)
             of_host = url if "://" in url else fs.unstrip_protocol(path)
@@ -285,13 +285,13 @@ class CsvReader:
             text = self._cache.read_block(f"{self._name(url)}.blocks", start, stop, block.size)
         else:
             text = fs.cat_file(path, start=block.start, end=block.start + block.size)
-        # Size and date of the file prove nothing: hosts may have copies of their own.
+        # Verified by checksum: size and date prove nothing, because hosts may have copies of their own.
         if crc32(text) != block.checksum:
             self._refuse_changed(url, number)
         return text
 
     def _stored(self, url: str) -> np.ndarray:
-        """Returns the places of a compressed file's blocks in the cache; every host has its own cache."""
+        """Returns the offsets of a compressed file's blocks in this host's cache; fills the cache if need be."""
         name = f"{self._name(url)}.blocks"
         with self._lock:
             if url not in self._offsets:
@@ -318,7 +318,7 @@ class CsvReader:
         parse = pa_csv.ParseOptions(
             delimiter=self._dialect.delimiter,
             quote_char=self._csv.quote or False,
-            # Slower by a quarter, so only where a row has several lines.
+            # Slower by a quarter, so it is set only if rows have several lines.
             newlines_in_values=text.count(b"\n") > block.rows,
         )
         convert = pa_csv.ConvertOptions(
@@ -345,7 +345,7 @@ class CsvReader:
 
 
 def column_types(config: DataConfig) -> dict[str, pa.DataType]:
-    """Returns the types of the columns that a data section reads or filters by; other columns are text."""
+    """Returns the types of the columns that a data section reads or filters by. All other columns are text."""
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     features = [*config.dense.items(), *config.sparse.items()]
     integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]
@@ -360,7 +360,7 @@ def column_types(config: DataConfig) -> dict[str, pa.DataType]:
 
 
 def _type_of(values: Sequence[str | bool | int | float]) -> pa.DataType:
-    """Returns the type of a column that is only compared with values."""
+    """Returns the type of a column that is used only in filters."""
     if any(isinstance(value, str) for value in values):
         return pa.string()
     return pa.bool_() if all(isinstance(value, bool) for value in values) else pa.float64()

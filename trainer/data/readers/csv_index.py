@@ -1,4 +1,4 @@
-"""Divides a CSV file into blocks of whole rows that can be read alone."""
+"""Divides a CSV file into blocks of whole rows, each of which can be read alone."""
 
 import json
 import zlib
@@ -16,13 +16,13 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of a file.
+    """A block: consecutive rows of a file.
 
     Attributes:
         start: First byte in the uncompressed text.
         size: Number of bytes.
-        rows: Number of rows, without empty lines.
-        line: Number of the first line in the file, from 1.
+        rows: Number of rows, empty lines excluded.
+        line: Number of the block's first line in the file; the first is 1.
         checksum: CRC-32 of the bytes.
     """
 
@@ -39,7 +39,7 @@ class CsvIndex:
 
     Attributes:
         size_bytes: Stored size of the file.
-        header: The line with the names of the columns; empty if the file has none.
+        header: The line with the names of the columns; empty if the file has no such line.
         blocks: The blocks in order.
     """
 
@@ -48,25 +48,25 @@ class CsvIndex:
     blocks: tuple[Block, ...]
 
     def to_bytes(self) -> bytes:
-        """Returns the index in a form that is short enough for all ranks."""
+        """Packs the index, to send it to all ranks."""
         blocks = [astuple(block) for block in self.blocks]
         return zlib.compress(json.dumps([self.size_bytes, self.header, blocks]).encode(), 1)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CsvIndex":
-        """Returns what `to_bytes` wrote."""
+        """Unpacks an index that `to_bytes` packed."""
         size, header, blocks = json.loads(zlib.decompress(content))
         return cls(size, header, tuple(Block(*block) for block in blocks))
 
 
 def row_ends(text: np.ndarray, quote: str, inside: bool = False) -> tuple[np.ndarray, bool]:
-    """Returns where rows end, behind their newlines, and whether a quote is open at the end of the text.
+    """Returns the ends of rows, after their newlines, and whether a quote is open at the end of the text.
 
-    A newline ends a row if the number of quotes before it is even: inside of a value, a quote is doubled.
+    A newline ends a row if the number of quotes before it is even, because quotes inside a value are doubled.
 
     Args:
         text: The text, uint8.
-        quote: The character, or nothing.
+        quote: The quote; empty for none.
         inside: Whether a quote is open at the beginning.
     """
     newlines = np.flatnonzero(text == NEWLINE) + 1
@@ -78,14 +78,14 @@ def row_ends(text: np.ndarray, quote: str, inside: bool = False) -> tuple[np.nda
 
 
 def rows_of(text: bytes, quote: str) -> np.ndarray:
-    """Returns where the rows of a block end; empty lines do not count."""
+    """Returns the ends of the rows in a block, without empty lines."""
     array = np.frombuffer(text, np.uint8)
     ends, _ = row_ends(array, quote)
     return without_empty(array, ends if text.endswith(b"\n") else np.append(ends, len(text)))
 
 
 def without_empty(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the ends of the rows that are not empty lines."""
+    """Removes the ends of empty lines."""
     lengths = np.diff(ends, prepend=0)
     last, before = text[ends - 1], text[np.maximum(ends - 2, 0)]
     empty = (last == NEWLINE) & ((lengths == 1) | ((lengths == 2) & (before == RETURN)))
@@ -93,16 +93,16 @@ def without_empty(text: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 class Blocks:
-    """The blocks of a text that is read once, from beginning to end; memory is about three blocks.
+    """Iterates over the blocks of a text, which is read once from beginning to end; holds about three blocks.
 
     Args:
-        read: Returns the next bytes, at most the given number; no bytes at the end.
-        where: The name of the file in messages.
-        quote: The quote, or nothing.
+        read: Returns the next bytes, at most the given number; empty at the end.
+        where: Name of the file in messages.
+        quote: The quote; empty for none.
         block_bytes: The largest size of a block and of a row.
 
     Attributes:
-        header: The first row, once the first block was made, if there is one.
+        header: The first row, known once the first block was made.
     """
 
     def __init__(self, read: Callable[[int], bytes], where: str, quote: str, block_bytes: int) -> None:
@@ -111,7 +111,7 @@ class Blocks:
         self._start, self._line, self._at_end = 0, 1, False
 
     def header(self) -> str:
-        """Takes and returns the first row, without its newline."""
+        """Removes the first row from the text and returns it, without its newline."""
         self._begin()
         while not len(self._ends) and not self._at_end:
             self._refuse_long_row()
@@ -125,10 +125,10 @@ class Blocks:
             raise InputError(f"{self._where}, line 1: the header is not UTF-8 at byte {error.start}") from error
 
     def __iter__(self) -> Iterator[tuple[Block, bytes]]:
-        """Yields the blocks and their texts."""
+        """Yields each block with its text."""
         self._begin()
         while not self._at_end or self._text:
-            # A cut depends only on the text, not on the amount of text that a read returns.
+            # Only the text decides where blocks end, not how many bytes a read returns.
             while not self._at_end and len(self._text) <= self._block_bytes:
                 self._more()
             if not self._text:
@@ -146,7 +146,7 @@ class Blocks:
             self._text, self._ends = self._text[self._start :], self._ends - self._start
 
     def _more(self) -> None:
-        """Reads more text, or ends the last row, which may have no newline."""
+        """Reads more text; at the end of the file, ends the last row, which may lack a newline."""
         text = self._read(self._block_bytes)
         if (place := text.find(b"\0")) >= 0:
             line = self._line + self._text.count(b"\n") + text.count(b"\n", 0, place)

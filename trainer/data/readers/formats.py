@@ -1,4 +1,4 @@
-"""The formats of files: their readers by name, the ends of their names, and their first bytes."""
+"""File formats: readers by name, and the format of a file by the ending of its name or its first bytes."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +24,7 @@ FIRST_BYTES = 4096
 
 @dataclass(frozen=True)
 class Format:
-    """Files by the ends of their names, in place of a reader, to list them."""
+    """The endings of file names; stands in for a reader when files are only listed."""
 
     suffix: tuple[str, ...]
 
@@ -33,18 +33,18 @@ ANY_FORMAT = Format(tuple(chain(*ENDS.values())))
 
 
 def format_of(url: str) -> str | None:
-    """Returns the reader of a file by its name, or else by its first bytes; None if neither tells."""
+    """Returns the name of the reader for a file, by the file's name or else its first bytes; None if unknown."""
     name = url.partition("?")[0].lower()
     by_name = next((reader for reader, ends in ENDS.items() if name.endswith(ends)), None)
     return by_name or format_of_bytes(url)
 
 
 def format_of_bytes(url: str) -> str | None:
-    """Returns the reader of a file by its first bytes; None if they do not tell, or cannot be read."""
+    """Returns the name of the reader for a file, by its first bytes; None if unknown, or if they cannot be read."""
     try:
         fs, path = fsspec.core.url_to_fs(url)
         first = fs.cat_file(path, start=0, end=FIRST_BYTES)
-    except Exception:  # the reader will say why
+    except Exception:  # the reader will report the reason
         return None
     if found := next((reader for magic, reader in MAGIC.items() if first.startswith(magic)), None):
         return found

@@ -18,8 +18,8 @@ from trainer.core.secrets import without_secrets
 from trainer.data.listing import local_version, version_of
 from trainer.data.readers.base import Column, FileContents, Statistics
 
-END_BYTES = 1 << 16  # the end of a file that is read at once: most footers are whole in it
-MARK_BYTES = 8  # what follows the footer: its length and four letters
+END_BYTES = 1 << 16  # size of the first read from the end of a file; most footers fit in it
+MARK_BYTES = 8  # size of the mark behind the footer: its length and four letters
 INT96_UNIT = "us"
 """The unit of timestamps of 96 bits, which Spark and Hive write: nanoseconds would wrap around outside 1677 to 2262."""
 
@@ -29,9 +29,9 @@ class Footer:
     """The footer of a file.
 
     Attributes:
-        metadata: Its content.
+        metadata: The content of the footer.
         schema: The columns.
-        digest: Changes with the names, types, places, sizes and bounds of all columns.
+        digest: A digest of the footer: it changes with names, types, offsets, sizes and bounds of all columns.
         size_bytes: Size of the file.
     """
 
@@ -55,20 +55,20 @@ def read_footer(file: IO[bytes]) -> Footer:
 
 def _end_of(file: IO[bytes], size: int, length: int) -> bytes:
     start = max(0, size - length)
-    if isinstance(file, pa.NativeFile):  # from which several threads may read
+    if isinstance(file, pa.NativeFile):  # several threads may read from it
         return file.read_at(size - start, start)
     file.seek(start)
     return file.read(size - start)
 
 
 class ParquetReader:
-    """Reads Parquet files, and keeps the footers of opened files.
+    """Reads Parquet files; keeps the footers of opened files.
 
-    A file may be replaced, or written to, while a job runs: then its footer is read again, and must be the one that was
-    there when the files were listed. The index of a file is the digest of that footer.
+    A file that is replaced or written to while a job runs must not go unnoticed. The index of a file is the digest of
+    its footer when the files were listed. If the file's version changes, the footer is read again and compared.
 
-    pyarrow.dataset is not used: its scanner reads ahead in its own order and with its own threads, while lanes need
-    given row groups at given times, and a budget of threads per rank.
+    Why not pyarrow.dataset: its scanner reads ahead in its own order and with its own threads. Lanes need given row
+    groups at given times, and a rank has a budget of threads.
     """
 
     format = "Parquet"
@@ -77,8 +77,8 @@ class ParquetReader:
     columns_at_once = True
 
     def __init__(self) -> None:
-        # Without this, opening a row group would parse the footer of the whole file again.
-        self._footers: dict[str, tuple[str, Footer]] = {}  # each with the version of its file
+        # The footers of opened files. Without them, opening a row group would parse the footer of the whole file again.
+        self._footers: dict[str, tuple[str, Footer]] = {}  # with the version of the file
         self._digests: dict[str, bytes] = {}
         self._places: dict[str, dict[str, int]] = {}
 
@@ -91,54 +91,54 @@ class ParquetReader:
         return FileContents(footer.size_bytes, rows, footer.schema, footer.digest)
 
     def use_index(self, url: str, index: bytes) -> None:
-        """Takes the digest of the footer that rank 0 read."""
+        """Receives the digest of the footer that rank 0 read."""
         self._digests[url] = index
 
     @contextmanager
     def open(self, url: str, row_group: int, columns: Sequence[str]) -> Iterator[Column]:
-        """Opens a row group: column by column in a local file, else all columns at once."""
+        """Opens a row group. Reads column by column from a local file, and all columns together from other storage."""
         fs, path = fsspec.core.url_to_fs(url)
         local = isinstance(fs, LocalFileSystem)
         with _opened(fs, path) as (source, version):
-            # Pre-buffering joins the columns' byte ranges into few requests; on a local disk it would only be a copy.
+            # Pre-buffering joins the byte ranges of columns into few requests. On a local disk it would only copy.
             footer = self._footer(url, source, version())
             with pq.ParquetFile(
                 source, metadata=footer.metadata, pre_buffer=not local, coerce_int96_timestamp_unit=INT96_UNIT
             ) as file:
-                # Without Arrow's threads: a rank may use data.read_threads threads, and Arrow's pool takes all cores of
-                # the machine, which also belong to other ranks.
+                # Arrow's threads are off: its pool would take all cores of the machine, which belong to other ranks,
+                # too. A rank has only data.read_threads threads.
                 def read(names: list[str]) -> pa.Table:
                     table = file.read_row_group(row_group, names, use_threads=False)
-                    self._footer(url, source, version())  # a file that is written to in its place stays open
+                    self._footer(url, source, version())  # a file that is overwritten in place stays open
                     return table
 
                 if local:
-                    # A column that is used before the next is read stays in the cache: in row groups of the synthetic
-                    # data, one column takes half a megabyte of memory and all columns take 17.
+                    # Column by column, so that a column is used while it is in the processor's cache. In row groups of
+                    # the synthetic data, a column takes half a megabyte and all columns take 17.
                     yield lambda name: read([name]).column(name)
                 else:
-                    # Here every read is a request, whose latency is far longer than a cache miss.
+                    # All columns together: every read is a request, with a latency far above that of a cache miss.
                     yield read(list(columns)).column
 
     def statistics(self, url: str, row_group: int, columns: Sequence[str]) -> dict[str, Statistics]:
-        """Returns the bounds of a row group's columns that the footer holds."""
+        """Returns the statistics of a row group's columns, as far as the footer holds them."""
         if url not in self._footers:
             fs, path = fsspec.core.url_to_fs(url)
             with _opened(fs, path) as (source, version):
                 self._footer(url, source, version())
         _, footer = self._footers[url]
         metadata = footer.metadata
-        if url not in self._places:  # once per file, which may have thousands of columns
+        if url not in self._places:  # once per file, because there may be thousands of columns
             self._places[url] = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
         places, chunks = self._places[url], metadata.row_group(row_group)
         found = {name: chunks.column(places[name]).statistics for name in columns if name in places}
         return {name: _bounds(one) for name, one in found.items() if one is not None}
 
     def _footer(self, url: str, source: IO[bytes], version: str) -> Footer:
-        """Returns the footer of an open file, which is read again if the file has another version.
+        """Returns the footer of an open file; reads it again if the file has another version.
 
         Raises:
-            InputError: It is another footer than when the files were listed.
+            InputError: The footer has changed since the files were listed.
         """
         known, footer = self._footers.get(url, ("", None))
         if footer is None or known != version:
@@ -154,12 +154,12 @@ class ParquetReader:
 
 @contextmanager
 def _opened(fs: AbstractFileSystem, path: str) -> Iterator[tuple[Any, Callable[[], str]]]:
-    """Opens a file; returns it, and a function that returns its version now, without a request to storage."""
+    """Opens a file; returns it with a function for its current version, which makes no request to storage."""
     if isinstance(fs, LocalFileSystem):
         with pa.OSFile(path) as file:
             yield file, lambda: local_version(os.fstat(file.fileno()))
         return
-    # Opened here: by its path, pyarrow would ask an object store twice more what the file is.
+    # Opened here: given a path, pyarrow would send two more requests to an object store.
     with fs.open(path, "rb", cache_type="none") as file:
         version = version_of(file.details if hasattr(file, "details") else fs.info(path))
         yield file, lambda: version
@@ -170,6 +170,6 @@ def _bounds(found: pq.Statistics) -> Statistics:
         low, high = (found.min, found.max) if found.has_min_max else (None, None)
     except UnicodeDecodeError:  # a string that is not UTF-8
         low, high = None, None
-    # The bounds of decimals, dates and times are not the objects that a filter compares.
+    # Bounds of decimals, dates and times are left out: they are not the objects that a filter compares.
     known = isinstance(low, (bool, int, float, str))
     return Statistics(low if known else None, high, found.null_count if found.has_null_count else None)

@@ -1,4 +1,4 @@
-"""Between the ranks: ids go to the ranks that give their rows, rows come back, and taken rows go to their holders."""
+"""The exchange of managed ids: ids go to the ranks that assign rows, rows come back, resets go to the rows' holders."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Managed ids: raw ids get their rows of a table while training, the same on any number of ranks."""
+"""Managed ids: raw ids get rows of a table during training, the same rows on any number of ranks."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +18,9 @@ from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
 from trainer.extensions.managed_ids.blocks import Blocks
+from trainer.extensions.managed_ids.eviction import LAST_USED
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
-from trainer.extensions.managed_ids.row_map import EVICTED, LAST_USED, OVERFLOWED, USED, Change, RowMap
+from trainer.extensions.managed_ids.row_map import EVICTED, OVERFLOWED, USED, Change, RowMap
 from trainer.models.embeddings import name_in_model
 from trainer.optim.averages import CACHING
 from trainer.plan.sharding_plan import table_plans
@@ -48,9 +49,9 @@ class _Step:
 class ManagedIds(IdMap):
     """The rows of all managed ids, spread over the ranks: each rank gives the rows of its blocks of each table.
 
-    A rank sends the distinct ids of its batch to the ranks that give their rows, with how often each occurs, and gets
-    rows back. TorchRec's own are not used: those with eviction need CUDA kernels, and place an id by the number of
-    ranks.
+    A rank sends the distinct ids of its batch, with their counts, to the ranks that assign their rows, and gets rows
+    back. Why not TorchRec's managed collision: with eviction it needs CUDA kernels, and an id's row depends on the
+    number of ranks.
 
     Batches are taken ahead of their step. So a row is reset when the step begins that gives the row to another id. A
     save, which looks at the map between two steps, goes back to the latest step that began.
@@ -132,7 +133,7 @@ class ManagedIds(IdMap):
 
     @contextmanager
     def rewound(self) -> Iterator[None]:
-        """Inside the block the map is that of the latest step that began."""
+        """Inside the block the map has the state of the latest step that began."""
         self._undo()
         try:
             yield
@@ -142,7 +143,7 @@ class ManagedIds(IdMap):
                     self._maps[table].redo(change)
 
     def end(self) -> None:
-        """Goes back for good to the latest step that began, as training ends."""
+        """Returns for good to the state of the latest step that began, when training ends."""
         self._undo()
         self._ahead.clear()
 

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file, with what its directory tells of the run. Free of torch."""
+"""The page of a run: an HTML file made from the files in the run directory. Free of torch."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its directory tells of it.
+    """A run, read from its directory.
 
     Attributes:
         name: Its name on the page.

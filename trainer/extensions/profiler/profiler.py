@@ -1,7 +1,7 @@
 """Profiles steps of training with torch.profiler, by key or on request: traces, and the split of a step.
 
-A request is a file in the run directory that rank 0 looks for. A signal was weighed: pods of a JobSet can be sent none,
-Slurm sends one to every node, and all that reach every rank request a stop.
+A request is a file in the run directory that rank 0 looks for. Why not a signal: pods of a JobSet cannot be sent any,
+Slurm sends signals to every node, and all signals that reach every rank request a stop.
 """
 
 import gzip
@@ -28,8 +28,8 @@ from trainer.training.watchers import RunView, Watcher
 
 FOLDER = "traces"
 REQUEST_FILE = "profile.request"
-POLL_SECONDS = 5.0  # one small request to storage each, beside training
-MEMORY_ENTRIES = 100_000  # of allocations and releases before the snapshot, the newest
+POLL_SECONDS = 5.0  # interval of looking for the file; each look is a small request to storage
+MEMORY_ENTRIES = 100_000  # number of the newest allocations and releases in a snapshot
 
 
 def check(config: Config, context: DistributedContext) -> None:

@@ -5,7 +5,7 @@ training thread that has a part. On a GPU an instant belongs to the kernel that 
 nothing else computes, and an instant without a kernel counts as input while the training thread waits for data. What is
 left is "other".
 
-HTA (Holistic Trace Analysis) was weighed: it breaks GPU time down, but knows neither CPUs nor these parts.
+Why not HTA (Holistic Trace Analysis): it breaks GPU time down, but knows neither CPUs nor these parts.
 """
 
 import bisect

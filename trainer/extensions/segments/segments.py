@@ -30,9 +30,9 @@ from trainer.training.resume import check_start
 from trainer.training.session import record_end
 from trainer.training.setup import Job
 
-LOOKED_AT_AGAIN = 30  # of the segments that are done, for changes; each takes a listing
-TICK_SECONDS = 1.0  # between two looks for a signal
-SHOWN = 10  # segments at the end, and names in a line
+LOOKED_AT_AGAIN = 30  # number of finished segments that are checked for changes; each takes a listing
+TICK_SECONDS = 1.0  # interval of looking for a signal
+SHOWN = 10  # number of segments in the table at the end, and of names in a line
 GO_BACK = "tools.rewind goes back to the end of a segment before"
 
 
@@ -79,7 +79,7 @@ class Segments:
             broadcast_from_rank0(self._context, lambda place=place: self._ledger.note(place))
 
     def end(self, finished: Finished | None) -> None:
-        """Records how the run ended, and prints what the model was worth on the last segments.
+        """Records how the run ended, and prints the evaluations on the last segments.
 
         Raises:
             InputError: There was no segment to train on.
@@ -238,7 +238,7 @@ class Segments:
         return None
 
     def _changes(self, names: Sequence[str], lines: Sequence[Line]) -> Iterator[tuple[str, str]]:
-        """Yields the segments up to the last name reached that are late or changed, and what is said of each."""
+        """Yields the segments up to the last name reached that are late or changed, with a description of each."""
         data, known = self._config.data, fingerprints(lines)
         looked_at = {line["segment"] for line in lines[-LOOKED_AT_AGAIN:] if self._looks_for_changes}
         for name in names:

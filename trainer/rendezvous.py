@@ -1,7 +1,7 @@
-"""Where the nodes of a job meet, and the address under which each is known to the others.
+"""The rendezvous of a job's nodes: where they meet, and the address that each gives to the others.
 
-torchrun takes a node's own name for its address, though others may not resolve it, nor the node itself; and it takes
-any program that holds the port for the store of its job, and waits for its answer for ever.
+torchrun uses a node's own name as its address, although others, or the node itself, may not resolve it. It also takes
+any program that holds the port for the store of its job, and waits forever for an answer.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from trainer.core.errors import LostRankError
 from trainer.core.timeouts import ANSWER_SECONDS, QUIET_SECONDS, addresses_of, wait_until_reachable
 
 LOOPBACK, LOCALHOST = "127.0.0.1", "localhost"
-ELSEWHERE = "192.0.2.1"  # of no host; the way to it is the default route
+ELSEWHERE = "192.0.2.1"  # an address of no host, which the default route leads to
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import FileSet, RowGroup
-from trainer.data.order import RowSlice, ends_of, row_slices
+from trainer.data.epoch_order import RowSlice, ends_of, row_slices
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import has_values
 

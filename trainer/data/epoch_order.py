@@ -1,11 +1,11 @@
-"""The order of an epoch: row groups are permuted, rows are shuffled within windows of a lane, lanes make up the steps.
+"""The order of an epoch: row groups are permuted, rows are shuffled within windows of a lane, lanes form the steps.
+
+An epoch is a sequence of rows. It is cut into `L` lanes whose lengths differ by at most one row. Step `k` takes the
+next `B / L` rows of every lane, where `B` is the global batch size. So a single number, the step, is the position of a
+run, and a global batch holds the same samples on any number of ranks.
 
 The order of the row groups depends only on `(seed, epoch)`, the order of a window also on its lane and its number.
-Checkpoints hold a step and no rows, so neither order may ever change.
-
-An epoch is one sequence of rows. The sequence is cut into `L` lanes whose lengths differ by at most one row. Step `k`
-takes the next `B / L` rows of every lane, where `B` is the global batch size. So the position of a run is one number,
-the step, and a global batch holds the same samples on any number of ranks.
+Neither may ever change: checkpoints hold a step and no rows, so a resumed run would repeat or miss samples.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ import numpy as np
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup
 
-EPOCH_STREAM = np.iinfo(np.uint64).max  # the counter of the epoch's own permutation; no lane has this number
+EPOCH_STREAM = np.iinfo(np.uint64).max  # stands for a lane in the permutation of row groups; no lane has this number
 
 
 def philox(seed: int, epoch: int, high: int, low: int, stream: int = 0) -> np.random.Philox:
-    """Returns a generator of random numbers by counter (Philox: Salmon et al., SC 2011)."""
-    # The state is a function of the arguments, so nothing has to be saved, and any window can be drawn directly.
+    """Returns a counter-based generator of random numbers (Philox: Salmon et al., SC 2011)."""
+    # The arguments alone decide the state. So no state has to be saved, and any window can be drawn directly.
     counter = np.array([0, stream, low, high], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))
 
@@ -48,15 +48,15 @@ class RowSlice:
 
 
 def ends_of(order: list[RowGroup]) -> np.ndarray:
-    """Returns where each row group ends in the epoch's sequence, `[G]`."""
+    """Returns the end of each row group in the epoch's sequence, `[G]`."""
     return np.cumsum([group.rows for group in order])
 
 
 def row_slices(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -> list[RowSlice]:
-    """Returns the slices that hold `[start, stop)` of the epoch's sequence; `ends` is `ends_of(order)`."""
+    """Returns the slices that make up `[start, stop)` of the epoch's sequence; `ends` is `ends_of(order)`."""
     if start == stop:
         return []
-    # The sums are made once per epoch, not per lane: a data set can have many row groups, and a lane needs few.
+    # `ends` is computed once per epoch, not per lane: a data set can have many row groups, and a lane needs few.
     first, last = np.searchsorted(ends, [start, stop - 1], side="right")
     return [
         RowSlice(group, max(0, start - int(end) + group.rows), min(group.rows, stop - int(end) + group.rows))
@@ -66,12 +66,12 @@ def row_slices(order: list[RowGroup], ends: np.ndarray, start: int, stop: int) -
 
 @dataclass(frozen=True)
 class ShuffleWindow:
-    """Rows of a lane that are shuffled among themselves.
+    """A shuffle window: rows of a lane that are shuffled among themselves.
 
     Attributes:
-        number: Its place in the lane.
-        start: Where it begins in the lane.
-        row_slices: Its rows.
+        number: Number of the window in its lane.
+        start: First row of the window, counted in the lane.
+        row_slices: The rows of the window.
     """
 
     number: int
@@ -83,14 +83,14 @@ class ShuffleWindow:
 
     @property
     def stop(self) -> int:
-        """Where it ends in the lane."""
+        """The end of the window, counted in the lane."""
         return self.start + len(self)
 
 
 def windows(lane: Iterable[RowSlice], size: int) -> Iterator[ShuffleWindow]:
-    """Yields a lane's shuffle windows, each of as many row groups as fit into `size` rows. Cuts larger row groups."""
-    # Whole row groups, not a fixed number of rows: then only one window needs a row group, which can be read column by
-    # column, and is never read twice. A sliding buffer of rows, as in tf.data, would have to be saved.
+    """Divides a lane into shuffle windows of as many row groups as fit into `size` rows; cuts larger row groups."""
+    # Whole row groups, not a fixed number of rows: then a row group belongs to a single window. It can be read column
+    # by column, and is never read twice. A sliding buffer of rows, as in tf.data, would have to be saved.
     window = ShuffleWindow(0, 0, ())
     for row_slice in lane:
         for start in range(row_slice.start, row_slice.stop, size):
@@ -104,17 +104,17 @@ def windows(lane: Iterable[RowSlice], size: int) -> Iterator[ShuffleWindow]:
 
 
 def window_order(rows: int, seed: int, epoch: int, lane: int, window: int) -> np.ndarray:
-    """Returns the order of the rows of a shuffle window, `[rows]`: sorted by random numbers of 16 bits.
+    """Returns the order of the rows in a shuffle window, `[rows]`: sorted by random numbers of 16 bits.
 
-    Rows that draw the same number stay in the order of the file.
+    Rows with equal numbers stay in the order of the file.
     """
-    # NumPy's stable sort of 16-bit keys is a radix sort, of linear time: 6 ns per row where Generator.permutation takes
-    # 13. Straight from Philox, the order also does not depend on how a version of NumPy's Generator permutes.
+    # NumPy sorts 16-bit keys by radix, in linear time: 6 ns per row, where Generator.permutation takes 13. An order
+    # straight from Philox also does not depend on how a version of NumPy's Generator permutes.
     keys = philox(seed, epoch, lane, window).random_raw(-(-rows // 4)).view(np.uint16)[:rows]
     return keys.argsort(kind="stable")
 
 
-MIN_LANES = 8  # so that a run that began on few ranks can be resumed on 1, 2, 4, 8 and every multiple of 8
+MIN_LANES = 8  # so that a run that began on few ranks can be resumed on 1, 2, 4, 8 ranks and every multiple of 8
 RowRange = tuple[int, int]
 """Where consecutive rows of a data set begin and end."""
 
@@ -124,10 +124,10 @@ class Lanes:
     """How the samples of an epoch are divided into lanes and steps.
 
     Attributes:
-        rows: Samples of the data set.
+        rows: Number of samples in the data set.
         lanes: Number of lanes, `L`.
         global_batch_size: Samples per step over all ranks, `B`; a multiple of `L`.
-        keep_last: Whether the last, short step counts.
+        keep_last: Whether the last step counts if it is short.
     """
 
     rows: int
@@ -137,24 +137,24 @@ class Lanes:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one lane in one step, `B / L`."""
+        """Number of samples of a lane in a step, `B / L`."""
         return self.global_batch_size // self.lanes
 
     @property
     def steps(self) -> int:
-        """Steps of one epoch, the same on every rank."""
+        """Number of steps in an epoch, the same on every rank."""
         longest, shortest = -(-self.rows // self.lanes), self.rows // self.lanes
         return -(-longest // self.samples_per_step) if self.keep_last else shortest // self.samples_per_step
 
     def bounds(self, lane: int) -> RowRange:
-        """Returns where a lane begins and ends in the epoch's sequence."""
+        """Returns the begin and end of a lane in the epoch's sequence."""
         length, longer = divmod(self.rows, self.lanes)
         start = lane * length + min(lane, longer)
         return start, start + length + (lane < longer)
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The samples of each lane, `[L]`."""
+        """The number of samples in each lane, `[L]`."""
         return np.array([stop - start for start, stop in map(self.bounds, range(self.lanes))])
 
     def row_slices(self, order: list[RowGroup], ends: np.ndarray, lane: int) -> list[RowSlice]:
@@ -162,13 +162,14 @@ class Lanes:
         return row_slices(order, ends, *self.bounds(lane))
 
     def samples_of_steps(self, start: int, stop: int) -> np.ndarray:
-        """Returns how many of the samples in `[start, stop)` of a lane each step has, from the first step with any."""
+        """Returns how many samples each step has among `[start, stop)` of a lane, from the first step with any."""
         size = self.samples_per_step
         return np.diff([start, *range((start // size + 1) * size, stop, size), stop])
 
     def samples_in_step(self, step: int) -> int:
-        """Returns the samples of a step of the epoch, over all ranks and without padding."""
-        if (step + 1) * self.samples_per_step <= self.rows // self.lanes:  # asked for twice at every step
+        """Returns the number of samples in a step of the epoch, over all ranks and without padding."""
+        # The usual case comes first, because this is called twice in every step.
+        if (step + 1) * self.samples_per_step <= self.rows // self.lanes:
             return self.global_batch_size
         left = self.lengths - step * self.samples_per_step
         return int(left.clip(0, self.samples_per_step).sum())
@@ -201,18 +202,18 @@ def check_lanes(lanes: int, world_size: int, global_batch_size: int) -> None:
 
 
 def divides(lanes: int, slices: int, global_batch_size: int) -> bool:
-    """Returns whether a global batch can be cut into `slices` equal slices of whole lanes, or of one lane each."""
+    """Returns whether a global batch can be cut into `slices` equal slices of whole lanes, or of parts of a lane."""
     return (lanes % slices == 0 or slices % lanes == 0) and global_batch_size % max(lanes, slices) == 0
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reads of each step: whole lanes, or a slice of one lane.
+    """The part of each step that a rank reads: whole lanes, or a slice of a lane.
 
     Attributes:
         lanes: The lanes.
         slice: The number of the slice, in `[0, slices)`.
-        slices: Equal slices that the samples of a lane are cut into in each step.
+        slices: Number of equal slices that the samples of a lane are cut into in each step.
     """
 
     lanes: range

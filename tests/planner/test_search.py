@@ -10,7 +10,7 @@ import pytest
 from planning import gpus, random_tables, solve
 from scipy.optimize import linprog
 
-from torchx_recsys.planner.bound import allowed_under, lower_bound, rate, relax
+from torchx_recsys.planner.lower_bound import allowed_under, lower_bound, rate, relax
 from torchx_recsys.planner.search import NothingFits, planned_table
 from torchx_recsys.planner.tables import KINDS
 

@@ -1,4 +1,4 @@
-"""Models over the vector of each sample, the item that it is about, and the history of earlier items."""
+"""The base of models of sequences: they see a sample's vector, its target item and the history of earlier items."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -27,11 +27,11 @@ class SequenceModel(nn.Module):
 
     Args:
         inputs: The inputs of the model's builder.
-        interest: Returns what a history says about a target, `[B, I]`, from embeddings `[B, L, D]`, lengths `[B]` and
-            the target's embedding `[B, D]`; then, where they are set, from the embeddings of model.actions, `[B, L, D]`
-            each, their weights, `[B, L]` each, model.history_times, `[B, L]`, and model.target_time, `[B]`. Not used
-            without model.history.
-        width: Its columns, `I`.
+        interest: Returns the interest of a history in a target, `[B, I]`, from embeddings `[B, L, D]`, lengths `[B]`
+            and the target's embedding `[B, D]`; then, where they are set, from the embeddings of model.actions,
+            `[B, L, D]` each, their weights, `[B, L]` each, model.history_times, `[B, L]`, and model.target_time, `[B]`.
+            Not used without model.history.
+        width: Number of columns of the interest, `I`.
     """
 
     def __init__(self, inputs: ModelInputs, interest: nn.Module, width: int) -> None:
@@ -68,7 +68,7 @@ def weights_of(ids: JaggedTensor) -> JaggedTensor:
 
 
 class _Network(nn.Module):
-    """Hidden layers over a sample's vector, its target and what its history says about that."""
+    """Hidden layers over a sample's vector, its target and the interest of its history in the target."""
 
     def __init__(self, inputs: ModelInputs, interest: nn.Module | None, width: int, length: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Network(nn.Module):
 
 
 class _NextItem(nn.Module):
-    """Vectors of what a history says about the next item, and of the item that it was."""
+    """A vector of the history, to predict the next item, and the vector of the item that came next."""
 
     def __init__(self, inputs: ModelInputs, interest: nn.Module, length: int) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class Rank:
 
 
 def _serve(connection: Connection) -> NoReturn:
-    """Forks a rank for every request, until the process that asks has ended."""
+    """Forks a rank for every request, until the requesting process has ended."""
     _name_process("rank template")
     os.setsid()
     # A signal to all processes of a job is for its ranks and for torchrun. Signals are not ignored but blocked: a new

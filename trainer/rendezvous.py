@@ -157,7 +157,7 @@ def errors_in_one_line(meeting: Meeting | None) -> Iterator[None]:
 
 
 def _tell_address(address: str) -> None:
-    """Tells other nodes this address, if rank 0 is here; by `--local-addr` nodes would also be sorted, not by name."""
+    """Announces this address to other nodes, if rank 0 is here; `--local-addr` would also change the order of nodes."""
     build = RendezvousStoreInfo.build
 
     def with_address(

@@ -154,7 +154,7 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tells the allocator that another stream uses this batch."""
+        """Notes for the allocator that another stream uses this batch."""
         for field in fields(self):
             getattr(self, field.name).record_stream(stream)
 

@@ -106,7 +106,7 @@ def _lead(context: DistributedContext, seconds: float) -> int:
 
 
 def _follow(context: DistributedContext) -> int:
-    """Answers rank 0 when it asks, and returns the exit code once rank 0 has decided how the exchange ends."""
+    """Answers requests of rank 0, and returns the exit code once rank 0 has decided how the exchange ends."""
     notes, exchange = _start(context)
     notes.wait("asked", RANK0)
     notes.write("answer")

@@ -187,7 +187,7 @@ class TaskLosses(nn.Module):
 
     @property
     def is_function(self) -> bool:
-        """Whether the loss is a function of this rank's tensors alone: it checks no values, and asks no other rank."""
+        """Whether the loss is a function of this rank's tensors alone: it checks no values, and needs no other rank."""
         return not self.weighting.needs_gradients and not any(
             isinstance(loss, TaskLoss) and (loss.checks_labels or loss.is_across_ranks) for loss in self._losses
         )

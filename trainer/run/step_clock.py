@@ -33,7 +33,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Looked up once: torch asks for the device and its driver again each time, 0.4 of 4.3 ms in a small step.
+        # Looked up once: torch would look for the device and its driver each time, 0.4 of 4.3 ms in a small step.
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._steps: deque[list[tuple[str, Any, Any]]] = deque(maxlen=KEPT)
         self._taken = 0

@@ -150,7 +150,7 @@ class RowMap:
         return state[COUNTS] >> np.minimum(passed // (HALF_LIFE * self.blocks.rows), 63)
 
     def _turns(self, state: np.ndarray, step: int, seen: int) -> np.ndarray:
-        """Returns numbers of which the lowest says which row to give first; rows that the step uses are never given."""
+        """Returns a turn for each row: the lowest is given first, and rows that the step uses are never given."""
         order = np.minimum(self._aged(state, step, seen), LARGEST), state[LAST_USED]
         first, second = order if self.evict == "least_used" else reversed(order)
         turns = (first << 31) + second + IN_USE

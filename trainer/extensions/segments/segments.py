@@ -217,7 +217,7 @@ class Segments:
         return None, config.until is not None and (config.until in names or reached >= config.until)
 
     def _late_or_changed(self, names: Sequence[str], lines: Sequence[Line]) -> Segment | None:
-        """Returns the first segment to train on late or again, and tells of those that are not.
+        """Returns the first segment to train on late or again, and reports segments that are left as they are.
 
         Raises:
             InputError: There is one, and `changed` is "stop".

@@ -1,1 +1,1 @@
-"""Jobs after jobs from one file: what the file says, what was submitted, and the command `torchx pipeline`."""
+"""Pipelines: jobs after jobs from one file, the record of submissions, and the command `torchx pipeline`."""

@@ -45,7 +45,7 @@ class PipelineCommand(SubCommand):
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
-        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it says something about each request
+        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs every request
         find_own_first()
         with errors_in_one_line("torchx pipeline"):
             from torchx_recsys.pipelines import actions

@@ -82,8 +82,8 @@ class Pipeline:
 
     Attributes:
         out: Its directory, a path or an fsspec URL.
-        steps: Its steps by name, each after those that it needs.
-        graph: An edge from each step to those that need it.
+        steps: Its steps by name, each after the steps that it needs.
+        graph: An edge from each step to the steps that need it.
     """
 
     out: str
@@ -135,7 +135,7 @@ def _read(name: str) -> Tree:
 
 
 def _changed(file: FileSection, changes: Mapping[str, str]) -> dict[str, Scalar]:
-    """Returns the values of a file with those that the command line sets, each of the type that it has in the file."""
+    """Returns the values of a file, replaced by the command line's, each of its type in the file."""
     values: dict[str, Scalar] = {**file.values, "out": file.out}
     for name, text in changes.items():
         if name not in values:

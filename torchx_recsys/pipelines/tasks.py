@@ -1,4 +1,4 @@
-"""Which steps of a pipeline have to be submitted: those that have not succeeded with the same inputs.
+"""Which steps of a pipeline have to be submitted: all that have not succeeded with the same inputs.
 
 The schedulers hold a step back until those before it have succeeded, so no process of the pipeline has to stay alive.
 """
@@ -33,7 +33,7 @@ class Task:
 def tasks_of(
     pipeline: Pipeline, looks: Mapping[str, Look], scheduler: str, again: Collection[str], only: str | None = None
 ) -> dict[str, Task]:
-    """Returns what has to be submitted by name, each step after those that it needs.
+    """Returns the steps to submit by name, each after the steps that it needs.
 
     Args:
         pipeline: The pipeline.

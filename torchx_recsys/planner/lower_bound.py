@@ -5,7 +5,7 @@ memory of all ranks. At any price of memory, the sum over tables of the least co
 cost from below; the best prices give the value of the linear program (Geoffrion 1974).
 
 Not by HiGHS (scipy.optimize.linprog): its values are the same to 2e-15, but a bound takes 7 to 34 ms on 200 tables x 16
-ranks and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search asks for hundreds. The tests compare the two.
+ranks and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search needs hundreds. The tests compare the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from torchx_recsys.planner.topology import Topology
 
 STEPS = 200  # at most, of a search that takes 5 to 20
 CREST = 1e-15  # relative tolerance of the height of a crest
-NUDGE = 2.0**-50  # times a price: the first of those that are added until the price suffices, each twice the last
+NUDGE = 2.0**-50  # first factor by which a price grows until it suffices; each further factor is twice the last
 BEYOND = 1e12  # times the mean price: there, only memory counts
 CLOSE = 1e-7  # relative tolerance
 

@@ -32,7 +32,7 @@ class SweepCommand(SubCommand):
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
-        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it says something about each request
+        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs every request
         find_own_first()  # a metric of the user's own may be the aim
         with errors_in_one_line("torchx sweep"):
             try:

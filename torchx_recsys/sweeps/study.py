@@ -156,7 +156,7 @@ class Study:
         return float("-inf") if value is None else value if self._sweep.higher else -value
 
     def ranked(self) -> list[FrozenTrial]:
-        """Returns all trials: those that trained to their end from the best, then the others by what they reached."""
+        """Returns all trials: first the complete ones from the best, then the others by their last value."""
         states = [TrialState.COMPLETE, TrialState.RUNNING, TrialState.PRUNED]
 
         def place(trial: FrozenTrial) -> tuple[int, float]:

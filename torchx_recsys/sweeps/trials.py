@@ -1,7 +1,7 @@
 """The course of a sweep: trials begin as jobs, report what they reach, are stopped early, and end.
 
 All that is known is in Optuna's journal and in the notes of submissions. So whatever is killed, the same command goes
-on: jobs that run are followed, and those that failed are submitted again and resume from their checkpoints.
+on: running jobs are followed, and failed jobs are submitted again and resume from their checkpoints.
 """
 
 import time

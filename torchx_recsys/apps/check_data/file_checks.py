@@ -48,7 +48,7 @@ def index_findings(splits: Sequence[Split]) -> list[Finding]:
 
 
 def refuse_repeated(splits: Sequence[Split], flags: Mapping[str, str | None]) -> None:
-    """Refuses a flag that names a column of which a file has more than one.
+    """Refuses a flag that names a column which a file has twice.
 
     Raises:
         InputError: The message names the flag and the file.

@@ -1,4 +1,4 @@
-"""Checks of ids: those that do not fit their table, hardly repeat, or are not known from training."""
+"""Checks of ids: ids that do not fit their table, hardly repeat, or are unknown from training."""
 
 from collections.abc import Iterator
 
@@ -106,7 +106,7 @@ SMALL = 10_000  # rows of a table; unused rows of a smaller table do not matter
 
 
 def check_large_tables(checked: Checked) -> Iterator[Finding]:
-    """Yields tables of which most rows are never used."""
+    """Yields tables whose rows are mostly unused."""
     for profile in checked.of(checked.config.sparse):
         rows = checked.config.sparse[profile.name].rows
         if profile.knows_all_ids and rows > max(SMALL, TOO_LARGE * profile.distinct):

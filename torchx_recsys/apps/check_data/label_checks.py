@@ -12,7 +12,7 @@ from trainer.core.console import plural
 
 
 def check_label_nulls(checked: Checked) -> Iterator[Finding]:
-    """Yields labels that are null, of which nothing can be learned."""
+    """Yields null labels, from which nothing can be learned."""
     for profile, measured, tally in checked.columns(checked.config.labels):
         if tally.nulls:
             found = f"{plural(tally.nulls, 'row')} of {tally.rows:,} without a label"
@@ -52,7 +52,7 @@ def check_leaks(checked: Checked) -> Iterator[Finding]:
 
 
 def check_deciding_values(checked: Checked) -> Iterator[Finding]:
-    """Yields features of which a frequent value always has the same label."""
+    """Yields features with a frequent value that always has the same label."""
     for profile in checked.of(checked.features):
         if not _auc(checked, profile) > LEAK and (found := deciding_value(profile)):
             yield Finding("warning", "leakage", profile.first.name, profile.name, found, TOO_GOOD)

@@ -219,7 +219,7 @@ class WantedRows:
     """A row group to read.
 
     Attributes:
-        number: Its place among those that are read.
+        number: Its place in the order of reading.
         group: The row group.
         sampled: Rows of it that go to the sample.
     """
@@ -234,7 +234,7 @@ class ReadRows:
     """What was read of a row group.
 
     Attributes:
-        number: Its place among those that are read.
+        number: Its place in the order of reading.
         file: Its file.
         rows: Its rows.
         sampled: Those in the sample.

@@ -64,11 +64,11 @@ DIVIDED = 0.1  # of a split's users, known from the first split; if more are, th
 
 
 def check_users(checked: Checked) -> Iterator[Finding]:
-    """Yields groups, such as users, of which a few are in two splits, where all others are in one.
+    """Yields groups, such as users, if a few of them are in two splits and all others in one.
 
     The split is meant to be by user; what was learned of these users makes metrics too good.
     """
-    if not checked.first.is_whole:  # a sample lacks users that are there
+    if not checked.first.is_whole:  # a sample of rows lacks users that the split has
         return
     for profile in checked.of(checked.config.groups):
         for measured in profile.measured[1:]:
@@ -82,7 +82,7 @@ def check_users(checked: Checked) -> Iterator[Finding]:
 
 
 def check_twins(checked: Checked) -> Iterator[Finding]:
-    """Yields features with the same values in every row: the second costs memory and time, and tells nothing."""
+    """Yields features with the same values in every row: the second costs memory and time, and adds no information."""
     seen: dict[bytes, str] = {}
     for profile in checked.used("integer", "number", "text"):
         bits = profile.bits.tobytes()

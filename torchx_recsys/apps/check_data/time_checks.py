@@ -55,7 +55,7 @@ def check_epoch(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "epoch", checked.first.name, name, found, "write a null instead")
 
 
-ENDS = 20  # parts by time, of which the last one's labels may be too young
+ENDS = 20  # parts by time; labels of the last part may be too young
 YOUNG = 0.5  # of the mean label of every part before
 
 

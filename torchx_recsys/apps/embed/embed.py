@@ -1,4 +1,4 @@
-"""Vectors of a whole catalogue, for a vector index: those that a model gives for its items, or the rows of a table.
+"""Vectors of a whole catalogue, for a vector index: a model's vectors of its items, or the rows of a table.
 
 python -m trainer embed runs/two_tower/config.toml --out runs/two_tower --output liked_item --to vectors
 """

@@ -73,7 +73,7 @@ class Spark:
     def map(
         self, make: Callable[[Item], Result], items: Iterable[Item], stop: Callable[[], None] = lambda: None
     ) -> Iterator[Result]:
-        """Yields `make(item)` for every item, each of which is a task of Spark; see `Engine.map`.
+        """Yields `make(item)` for every item, each as a task of Spark; see `Engine.map`.
 
         Args:
             make: The function; it is pickled by its name.
@@ -123,7 +123,7 @@ def _outcome(make: Callable[[Item], Result], item: Item) -> Result | InputError:
 
 
 def _reason(text: str) -> str:
-    """Returns the line of an exception of Spark that says what is wrong."""
+    """Returns the line of Spark's exception that names the cause."""
     lines = text.strip().splitlines() or ["no reason was given"]
     if missing := re.search(r"ModuleNotFoundError: (No module named .*)", text):
         return f"{missing[1]} on its workers; install torchx-recsys there, for the Python that PYSPARK_PYTHON names"

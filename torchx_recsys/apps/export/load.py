@@ -43,7 +43,7 @@ ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
 CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
 SMALL_BYTES = 1 << 20  # of files whose checksum is always compared
-NO_ID = -(2**63)  # of a missing id, for exports of version 1; later ones are told which are there
+NO_ID = -(2**63)  # stands for a missing id in exports of version 1; later versions get a mask
 MOST_NAMED = 20  # columns in a message
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
@@ -72,7 +72,7 @@ class Export(NamedTuple):
     Attributes:
         directory: Its directory.
         files: Size and checksum of each file, by name.
-        crc32: CRC-32 of the manifest, which tells exports apart.
+        crc32: CRC-32 of the manifest, which identifies an export.
         predecessor: The export that it changes: the name of the directory, and the CRC-32 of the manifest. None for a
             whole export.
     """
@@ -195,7 +195,7 @@ class Model:
         verify: The same.
 
     Attributes:
-        signature: What signature.json says: columns with their types and rules, inputs in order, outputs.
+        signature: The content of signature.json: columns with their types and rules, inputs in order, outputs.
         run: Returns the outputs for `inputs`.
         export: The export that the model is.
         tensors: What changes are applied to: the weights and lists of ids, by name. Empty if the model takes none.

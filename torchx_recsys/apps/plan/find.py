@@ -19,7 +19,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 
 LISTED = 8
-QUICK_TRIES = 100  # to repack tables; a single plan takes 20 times as many
+QUICK_TRIES = 100  # attempts to repack tables; a single plan makes 20 times more
 HOUR_MS = 3_600_000
 NEAR, BATCH_STEP = 0.05, 8  # how far, and in which steps, to look for a batch that more clusters share
 

@@ -32,7 +32,7 @@ from trainer.training.sharded_model import build_unsharded_model
 
 Facts = dict[str, Any]
 KEY = "--run"
-FORWARD_OF_DENSE = 1 / 3  # of the dense part's products; backward takes twice as many
+FORWARD_OF_DENSE = 1 / 3  # share of forward in the dense part's products; backward has the rest
 # Runs of earlier versions measured all updates as a part of backward.
 EARLIER_PARTS = {
     "wait for data": INPUT,

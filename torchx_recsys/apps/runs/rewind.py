@@ -81,7 +81,7 @@ def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
 
 
 def _step_at_end(run: RunDirectory, segment: str) -> int:
-    """Returns the step at the end of a segment, of which there is a checkpoint."""
+    """Returns the step at the end of a segment that has a checkpoint."""
     checkpoints = Checkpoints(run)
     ends = named_ends(checkpoints, checkpoints.steps())
     if steps := [step for step, name in ends.items() if name == segment]:

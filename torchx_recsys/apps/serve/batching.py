@@ -39,7 +39,7 @@ class Batcher:
         samples: Most samples of a batch, unless a single request has more.
 
     Attributes:
-        model: The model of the next requests. Those that wait are computed by the model as of then.
+        model: The model for the next requests, including requests that are already waiting.
     """
 
     def __init__(self, model: Model, wait_seconds: float, samples: int) -> None:

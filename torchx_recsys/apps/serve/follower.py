@@ -78,7 +78,7 @@ class Follower:
         print(f"step {step:,} is served: {changed}, {read}, {between}", flush=True)
 
     def _tell(self, error: Exception) -> None:
-        """Says why the export before is still served, once."""
+        """Prints, once, why the previous export is still served."""
         reason = next(iter(without_secrets(error).splitlines()), type(error).__name__)
         line = f"step {self._batcher.model.signature['step']:,} is still served: {reason}"
         if line != self._told:

@@ -72,7 +72,7 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
 
 
 async def _body(request: Request) -> bytearray:
-    """Returns the body of a request, of which no more is read than is answered."""
+    """Returns the body of a request; reads no more than the largest request that is answered."""
     too_large = HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
     if int(request.headers.get("content-length", 0)) > LARGEST_BODY:
         raise too_large
@@ -112,7 +112,7 @@ def _answer(outputs: dict[str, Tensor]) -> Answer:
 
 
 def _check_finite(outputs: dict[str, Tensor]) -> None:
-    """Refuses samples of which a model computes no number: JSON has none for it, and it is no prediction."""
+    """Refuses samples for which the model computes NaN or infinity, which JSON cannot hold."""
     for name, output in outputs.items():
         if not (good := output.isfinite()).all():
             row, *_ = (~good).nonzero()[0].tolist()

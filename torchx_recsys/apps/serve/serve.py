@@ -29,7 +29,7 @@ def serve(
     """Serves an exported model over HTTP, to look at it, until it gets SIGTERM or SIGINT.
 
     POST /predict takes {"columns": {NAME: [VALUE, ...]}} and returns {"outputs": {NAME: [VALUE, ...]}}; GET /signature
-    describes both, GET /health tells that it serves. Requests that come close together are answered in one batch.
+    describes both, GET /health answers once it serves. Requests that come close together are answered in one batch.
 
     Args:
         directory: What `export` wrote to, or one step-N of it, any fsspec URL.

@@ -206,7 +206,7 @@ def test_a_directory_that_holds_no_run_is_refused(tmp_path, capsys):
 def test_flags_of_plans_for_clusters_are_refused(run, capsys):
     out, _, _ = run
     assert refusal(capsys, "--run", out, "--on", "h100:1").startswith("error: --on cannot be given with --run")
-    assert refusal(capsys).startswith("error: which configuration?")
+    assert refusal(capsys).startswith("error: CONFIG is missing")
 
 
 def test_a_run_of_an_earlier_version_is_read(run, both, tmp_path, capsys):

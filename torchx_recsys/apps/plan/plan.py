@@ -76,7 +76,7 @@ def plan(
         print(compare_with_plan(run, config, page, out))
         return
     if config is None or config_words is None:
-        raise InputError("which configuration? plan CONFIG ..., with a TOML file or the name of a ready-made one")
+        raise InputError("CONFIG is missing: a TOML file or the name of a preset, as in `plan movielens`")
     _check_planner(flags, config)
     clusters = None if on is None else named_by_on(on, config)
     if clusters and len(clusters) > 1 and (vary or out):

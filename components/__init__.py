@@ -1,1 +1,1 @@
-"""TorchX components, from which jobs are made, and TorchX's commands as this project extends them."""
+"""TorchX components, which define jobs, and TorchX's commands as this project extends them."""

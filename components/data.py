@@ -1,4 +1,4 @@
-"""Jobs that make Parquet data sets for the trainer."""
+"""Jobs that prepare and check Parquet data sets for the trainer."""
 
 from torchx.specs import AppDef
 
@@ -65,7 +65,7 @@ def synthetic(
     zipf: float = 1.1,
     seed: int = 0,
 ) -> AppDef:
-    """Makes a data set in the shape of Criteo's logs, whose best reachable AUC is known and printed.
+    """Makes a data set in the shape of Criteo's logs, and prints the best possible AUC.
 
     Example: torchx run -s local_cwd data.synthetic --rows 10000000 --files 64
 
@@ -98,7 +98,7 @@ def vocabulary(
     engine: str = "duckdb",
     overwrite: bool = False,
 ) -> AppDef:
-    """Counts the ids of columns, and writes the list of ids that get their own row in a table.
+    """Counts the ids of columns, and writes vocabularies: the ids that get their own row in a table.
 
     Example: torchx run -s local_cwd data.vocabulary --source data/movielens/train --columns item_id --min_count 2
 
@@ -137,7 +137,7 @@ def check(
     overwrite: bool = False,
     strict: bool = False,
 ) -> AppDef:
-    """Finds what is wrong with a data set before a job is spent on it, or writes a first configuration for it.
+    """Finds faults of a data set before training on it, or writes a first configuration for it.
 
     Example: torchx run -s local_cwd data.check --config movielens --page movielens.html
 
@@ -147,7 +147,7 @@ def check(
         source: Files, globs or directories on any fsspec URL, separated by commas, instead of a configuration.
         label: The column to predict, with source; guessed by default.
         rows: Rows of each split from which figures are computed.
-        everything: Read all rows, not some row groups.
+        everything: Read all rows, not only some row groups.
         time: Column of numbers or times along which to follow the label rate.
         checks: Checks of your own, package.module:check, separated by commas.
         engine: threads reads in the job; sc://HOST or spark://HOST:PORT, on that Spark cluster.

@@ -1,7 +1,7 @@
-"""Roles that run the trainer. Only this file spells torchrun's command, which trainer/launch.py receives.
+"""Roles that run the trainer. Only this file has torchrun's command line, which trainer/launch.py receives.
 
 TorchX's `dist.torchrun` does not pass `--signals-to-handle`, `--shutdown-timeout` and `--max-restarts`, without which
-ranks have no time to save; and its nodes meet at the same port in all jobs.
+ranks have no time to save; and it uses the same rendezvous port in all jobs.
 """
 
 import re
@@ -16,10 +16,10 @@ from torchx.specs import AppDef, Role, macros
 
 from schedulers.contract import ARRAY, FIRST_PORT, PORTS, RANK0_PORT, SHUTDOWN_TIMEOUT_SECONDS
 
-# Each of them reaches every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
+# Signals passed on to every rank, which then has SHUTDOWN_TIMEOUT_SECONDS to leave.
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
-# The number of nodes that an elastic job may lose and continue; a node that returns does not count.
+# How many nodes an elastic job may lose and still continue; a node that returns does not count.
 ELASTIC_RESTARTS = 100
 
 LONGEST_NAME = 100
@@ -46,7 +46,7 @@ class Shape:
         """Reads `NODESxPROCS` or `MIN:NODESxPROCS`."""
         with suppress(ValueError):
             min_nodes, nodes, procs, nnodes = parse_nnodes(j)
-            # To parse_nnodes a bare number is processes, to dist.torchrun it is nodes: here it is refused.
+            # A bare number is refused: it means processes to parse_nnodes, and nodes to dist.torchrun.
             if "x" in j and 1 <= min_nodes <= nodes and procs >= 1:
                 return cls(min_nodes if ":" in nnodes else None, nodes, procs)
         raise ArgumentError("-j", j, "NODESxPROCS or MIN:NODESxPROCS, such as 2x8 or 1:2x8, with 1 <= MIN <= NODES")
@@ -65,13 +65,13 @@ def one_node(nproc: int) -> str:
 
 
 def choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a value that is not one of those allowed."""
+    """Refuses a value that is not allowed."""
     if value not in allowed:
         raise ArgumentError(flag, value, ", ".join(allowed))
 
 
 def literal(text: str) -> str:
-    """Escapes a text: TorchX then replaces macros such as `${app_id}` in it, and leaves every other `$` as it is."""
+    """Escapes a text, in which TorchX then replaces only macros such as `${app_id}`, and no other `$`."""
     doubled = text.replace("$", "$$")
     for macro in MACROS:
         doubled = doubled.replace(f"${macro}", macro)
@@ -88,7 +88,7 @@ def node(
     mounts: list[str] | None,
     metadata: dict[str, str] | None,
 ) -> Role:
-    """Returns a role without a command: the resources, image and surroundings of one replica.
+    """Returns a role without a command: the resources, image and environment of one replica.
 
     The resources are the named resource `h` if there is one, else the numbers.
     """
@@ -107,7 +107,7 @@ def node(
 
 def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int) -> AppDef:
     """Returns an app of one role, whose replicas each run the trainer under torchrun."""
-    # The job's directories are named after it.
+    # Names of the job's directories derive from the name.
     if not re.fullmatch(rf"[A-Za-z][\w.-]{{0,{LONGEST_NAME - 1}}}", name):
         raise ArgumentError("--name", name, f"a letter, then letters, digits, '.', '_' or '-', {LONGEST_NAME} at most")
     shape = Shape.parse(j)
@@ -134,18 +134,18 @@ def torchrun(*trainer_args: str, name: str, j: str, node: Role, max_retries: int
 
 
 def check_seeds(seeds: list[str]) -> None:
-    """Refuses seeds that are no numbers, or not each once."""
+    """Refuses seeds that are not numbers, or are repeated."""
     if len({*seeds}) < len(seeds) or not all(re.fullmatch("0|[1-9][0-9]*", seed) for seed in seeds):
         raise ArgumentError("--seeds", ",".join(seeds), "numbers from 0 up, each once, such as 1,2,3")
 
 
 def one_run_for_each(seeds: list[str], out: str, run: Callable[[str, str], AppDef]) -> AppDef:
-    """Returns an app of one role for each seed, runs that share nothing; of a single seed, its job alone.
+    """Returns an app with an independent run as a role for each seed; for a single seed, the job of its run.
 
     Args:
         seeds: The seeds, numbers from 0 up, each once.
-        out: Run directory; that of a seed is OUT/seed-SEED.
-        run: Returns the job of one seed, for its run directory and the seed.
+        out: Run directory; each seed has OUT/seed-SEED.
+        run: Returns the job of one seed; takes its run directory and the seed.
     """
     check_seeds(seeds)
     apps = {f"seed-{seed}": run(f"{out}/seed-{seed}", seed) for seed in seeds}
@@ -168,7 +168,7 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
     # Every argument is quoted, and TorchX still substitutes its macros inside the quotes.
     return " ".join(
         [
-            # Signals are for torchrun, not for a shell in between. A `trainer` in the user's directory is not ours: -P.
+            # With exec, signals reach torchrun. With -P, a `trainer` in the user's directory cannot shadow ours.
             "exec python -P -m trainer.launch",
             f"--nnodes {shape.nnodes}",
             f"--nproc-per-node {shape.procs}",
@@ -186,14 +186,14 @@ def _torchrun_command(shape: Shape, trainer_args: list[str]) -> str:
 
 
 def _rdzv_endpoint(shape: Shape) -> str:
-    """Returns the host and port at which the nodes meet, as a word for the shell.
+    """Returns the rendezvous endpoint of the nodes, as a word for the shell.
 
-    The scheduler may publish a port that is free. Else it is derived from the app id: from a number, which no other
-    job has, or from a checksum. All nodes of a job compute the same port, and other jobs on a host another one.
+    The scheduler may publish a free port. Else the port is derived from the app id: from its number, which is unique,
+    or from its checksum. All nodes of a job compute the same port, and other jobs on the host a different port.
     """
     if shape.nodes == 1:
         return "localhost:0"
-    # TorchX turns `$$` into `$`. A missing host is an error: each node would wait for the others at its own localhost.
+    # TorchX turns `$$` into `$`. Without a host, the shell fails: each node would wait at its own localhost.
     host = f"$${{{macros.rank0_env}:?names the host of replica 0 and is not set}}"
     job = f"$$(id='{macros.app_id}'; if [ $${{id//[0-9]}} ]; then cksum <<< $$id | cut -d ' ' -f 1; else echo $$id; fi)"
     return f'"{host}:$${{{RANK0_PORT}:-$$(({FIRST_PORT} + {job} % {PORTS}))}}"'

@@ -1,9 +1,9 @@
-"""Components that only hand their flags to one command of `python -m trainer`, or to another component.
+"""Decorators for components that pass their flags to a command of `python -m trainer`, or to another component.
 
 Such a component declares the command's flags. The flags of the job (resources, image, environment, ...) are added here.
 
-The command's own arguments are not read from its source: TorchX takes no Literal, shows fewer flags than a command has,
-and finds and checks a component by a `def` with its flags in the component's file. A test compares the two.
+The flags are not read from the command's source: TorchX does not accept Literal, a component shows fewer flags than its
+command has, and TorchX requires a `def` with all flags in the component's file. A test compares the two.
 """
 
 import functools
@@ -32,11 +32,11 @@ def program(
     lists: Iterable[str] = (),
     **defaults: int,
 ) -> Callable[[Component], Component]:
-    """Returns a decorator that makes a component of a function without a body.
+    """Returns a decorator that turns a function without a body into a component.
 
     The function's flags become the command's, under the same names with dashes, in their order. `config` is its first
     word. Flags that are unset (None, False or empty) are left out. The flags of the job are added to the signature and
-    to the docstring; the function's docstring may document one of them in other words.
+    to the docstring; the function's docstring may override the documentation of a flag.
 
     A function with a flag `j` runs under torchrun, on all ranks; any other is one process.
 
@@ -90,14 +90,14 @@ def program(
 
 
 def like(base: Component, **replaces: str) -> Callable[[Component], Component]:
-    """Returns a decorator that gives a component the flags of another, with the same defaults and documentation.
+    """Returns a decorator that adds the flags of another component, with their defaults and documentation.
 
-    The component takes the flags that it passes on as `**flags`, which TorchX does not know. Its docstring may document
-    a flag in other words.
+    The component receives these flags as `**flags`, which TorchX does not support. Its docstring may override the
+    documentation of a flag.
 
     Args:
         base: The other component.
-        replaces: Flags of the component, each with the flag of the other in whose place it stands.
+        replaces: Flags of the component, each with the flag of the other component that it replaces.
     """
     places = {flag: name for name, flag in replaces.items()}
 
@@ -156,14 +156,14 @@ def _words(name: str, value: Any, flag: str | None) -> list[str]:
 
 
 def _documentation(function: Component, signature: inspect.Signature, on_ranks: bool) -> str:
-    """Returns a function's docstring with every flag of a signature, in its order, those of the job included."""
+    """Returns a function's docstring with every flag of a signature, in its order, including the flags of the job."""
     numbers = "cpu, gpu and memMB" if "gpu" in signature.parameters else "cpu and memMB"
     text = (inspect.getdoc(_job) or "").format(node="each node" if on_ranks else "the node", numbers=numbers)
     return _documented(function, signature, text)
 
 
 def _documented(function: Component, signature: inspect.Signature, defaults: str) -> str:
-    """Returns a function's docstring with every flag of a signature, which another docstring has where it has not."""
+    """Returns a function's docstring with every flag of a signature; missing flags are taken from another docstring."""
     documented = inspect.getdoc(function) or ""
     meanings = {each.arg_name: each.description or "" for part in (defaults, documented) for each in parse(part).params}
     lines = [f"    {flag}: {textwrap.indent(meanings.get(flag, ''), ' ' * 8).strip()}" for flag in signature.parameters]

@@ -40,7 +40,7 @@ def plan(
     out: str | None = None,
     overwrite: bool = False,
 ) -> AppDef:
-    """Plans for a cluster (given by name): whether the model fits, how long a step takes, what is where and why.
+    """Plans for a cluster given by name: whether the model fits, how long a step takes, where each table goes and why.
 
     Example: torchx run -s local_cwd tools.plan --config criteo_terabyte --on h100:2,a100:4
 
@@ -53,12 +53,12 @@ def plan(
         prices: Price file for --find, a path or an fsspec URL; by default the trainer's own.
         vary: Settings to change, one at a time, to see what each saves: batch, dimension, precision, comms, hotness,
             tables, or all.
-        run: Run directory of a finished run, a path or an fsspec URL: its plan, and what the planner forecasts of it
-            beside what it measured.
+        run: Run directory of a finished run, a path or an fsspec URL: its plan, and the planner's forecast
+            beside the run's measurements.
         page: HTML file to draw the plan to, with clusters side by side; a path or an fsspec URL.
         png: Image to draw the same to, .png, a path or an fsspec URL.
         out: File to write the plan to, a path or an fsspec URL; planner.plan of a job takes it. With
-            --run: what was forecast and measured, as JSON.
+            --run: the forecast and the measurements, as JSON.
         overwrite: Replace files that exist.
         h: Named resource of the node that plans; replaces cpu and memMB.
         cpu: CPU cores of the node that plans.
@@ -162,7 +162,7 @@ def rewind(
     segment: str,
     to: str,
 ) -> AppDef:
-    """Goes back in a run over segments: makes a new run directory that holds the run as it was when one was done.
+    """Goes back in a run over segments: makes a new run directory with the run as it was at the end of a segment.
 
     Example: torchx run -s local_cwd tools.rewind --out runs/days --segment 09 --to runs/mended
 
@@ -240,7 +240,7 @@ def rollback(
     *args: str,
     to: str,
 ) -> AppDef:
-    """Goes back to the export before the newest: points current.json at it.
+    """Rolls back: points current.json at the export before the current one.
 
     Example: torchx run -s local_cwd tools.rollback --to exports/movielens
 
@@ -258,7 +258,7 @@ def serve(
     port: int = 8000,
     host: str = "localhost",
 ) -> AppDef:
-    """Serves an exported model over HTTP, to look at it: JSON in and out.
+    """Serves an exported model over HTTP, for trying it out: JSON in and out.
 
     Example: torchx run -s local_cwd tools.serve --directory exports/movielens
 
@@ -280,7 +280,7 @@ def verify_resume(
     other_ranks: int = 1,
     keep: str | None = None,
 ) -> AppDef:
-    """Verifies that a configuration's runs resume exactly: trains, kills, resumes, and compares with a baseline run.
+    """Verifies that runs of a configuration resume exactly: trains, kills, resumes, and compares with a baseline run.
 
     Example: torchx run -s local_cwd tools.verify_resume --config movielens
 
@@ -302,7 +302,7 @@ def calibrate(
     j: str = "1x1",
     overwrite: bool = False,
 ) -> AppDef:
-    """Measures a kind of host once, and writes the figures to a file that plans then use.
+    """Measures the speeds of a kind of host, and writes them to a file for the planner.
 
     Example: torchx run -s local_cwd tools.calibrate --out host.toml -j 1x2
 

@@ -1,4 +1,4 @@
-"""The check of a job's command before the job is submitted: what is wrong would else be found after the queue."""
+"""Checks a job's command before the job is submitted: otherwise a mistake is found only after the queue."""
 
 import shlex
 import subprocess
@@ -12,13 +12,13 @@ from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, environment_of_child_job
 
 TRAINER = ["-m", "trainer"]
-SECONDS = 60  # for reading a configuration from remote storage
+SECONDS = 60  # time limit for reading a configuration from remote storage
 
 
 def check_command(role: Role, folder: Path) -> None:
     """Refuses a role whose command the trainer refuses for its configuration, a key or a flag.
 
-    Nothing is refused where the trainer cannot be asked: it is the job's own `python` that is run.
+    The check runs the job's own `python`. Where that cannot run the trainer, nothing is refused.
 
     Args:
         role: The role of a job.

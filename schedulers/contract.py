@@ -1,4 +1,4 @@
-"""What jobs, schedulers and the scripts of schedulers agree on: names and figures, each spelled in one place.
+"""Names and figures that jobs, schedulers and the schedulers' scripts share, each defined once.
 
 The trainer's half is trainer/core/outcome.py: how a job reports its outcome to its scheduler.
 """
@@ -26,28 +26,28 @@ log = logging.getLogger(__name__)
 # The variable with the host of replica 0. TorchX's own schedulers use this name, but have no constant for it.
 RANK0_HOST = "TORCHX_RANK0_HOST"
 
-# The variable with a free port of that host, at which the nodes of a job meet, where the scheduler looks for one.
+# The variable with the rendezvous port on that host, set by schedulers that look for a free port.
 RANK0_PORT = "TORCHX_RANK0_PORT"
 
-# The ports at which nodes meet: below those that the system assigns by itself (32768 and up on Linux).
+# The range of rendezvous ports, below the system's ephemeral ports (32768 and up on Linux).
 FIRST_PORT = 20000
 PORTS = 10000
 
-# The time that torchrun gives its ranks to save and leave after a signal; then it kills them.
+# torchrun kills its ranks if they have not saved and left this long after a signal.
 SHUTDOWN_TIMEOUT_SECONDS = 120
 
-# The most restarts in a row that use up no retry and gain no step; then a job has failed.
+# A job fails after this many consecutive restarts that neither consume a retry nor make progress.
 MAX_FREE_RESTARTS = 20
 
-# In the metadata of an app whose roles are runs of their own, which share nothing: Slurm makes a job array of it.
+# Metadata key of an app whose roles are independent runs; Slurm submits such an app as a job array.
 ARRAY = "torchx-recsys/array"
 
 
 def refuse_array(app: AppDef) -> None:
-    """Refuses an app whose roles are runs of their own, where nothing runs them apart.
+    """Refuses an app whose roles are independent runs; for schedulers that would run them as one job.
 
     Raises:
-        SchedulerError: It is one.
+        SchedulerError: The roles of the app are independent runs.
     """
     if ARRAY in app.metadata:
         raise SchedulerError(
@@ -56,13 +56,13 @@ def refuse_array(app: AppDef) -> None:
 
 
 def warn_of_ignored(app: AppDef, scheduler: str, *fields: str, honoured: Collection[str] = ()) -> None:
-    """Warns of what the roles of an app ask for, and a scheduler does not give.
+    """Warns of requests in an app's roles that a scheduler ignores.
 
     Args:
         app: The app.
         scheduler: The scheduler's name.
-        fields: What it ignores: devices, capabilities, mounts, ports.
-        honoured: Capabilities that it gives all the same.
+        fields: The ignored fields: devices, capabilities, mounts, ports.
+        honoured: Capabilities that the scheduler grants nonetheless.
     """
     for role in app.roles if ARRAY not in app.metadata else app.roles[:1]:
         resource = role.resource
@@ -79,11 +79,11 @@ def warn_of_ignored(app: AppDef, scheduler: str, *fields: str, honoured: Collect
 
 
 def assignments(**values: object) -> str:
-    """Returns lines of POSIX shell that assign these values, which are quoted already where they must be."""
+    """Returns lines of POSIX shell that assign these values; the caller quotes values that need it."""
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-# Comes before the code of every script that runs a job, so that trainer/core/outcome.py stays the only source.
+# Prepended to every script that runs a job, so that trainer/core/outcome.py stays the only source.
 SHELL_CONTRACT = assignments(
     outcome_variable=OUTCOME_VARIABLE,
     saved_step_variable=SAVED_STEP_VARIABLE,

@@ -13,7 +13,7 @@ def check_least(option: str, value: int, least: int) -> None:
     """Refuses an option's value below the least that is allowed.
 
     Raises:
-        SchedulerError: It is below.
+        SchedulerError: The value is below.
     """
     if value < least:
         raise SchedulerError(f"-cfg {option}={value}: must be {least} or more")

@@ -1,4 +1,4 @@
-"""The first error of a replica that failed, from its log and from the error file of its program."""
+"""Finds the first error of a failed replica, in its log and in its program's error file."""
 
 import json
 import re
@@ -20,7 +20,7 @@ NO_TRACEBACK = "To enable traceback"
 
 
 def tail(log: Path) -> str:
-    """Returns the last part of a log, which may not be there yet."""
+    """Returns the end of a log; empty if the log does not exist yet."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -29,7 +29,7 @@ def tail(log: Path) -> str:
 
 
 def first_error(log: str, error_file: Path | None = None) -> str:
-    """Returns the error of the rank that failed first, or the last line of a program that torchrun did not start.
+    """Returns the error of the rank that failed first; for a program without torchrun, its last line.
 
     Args:
         log: The last part of the replica's stderr, of one attempt only.
@@ -51,7 +51,7 @@ def structured(message: str, exit_code: int, timestamp: float) -> str:
 
 
 def error_message(structured: str) -> str:
-    """Returns the message of an error in one of the two forms that TorchX knows; of any other text, all of it."""
+    """Returns the message of an error in one of TorchX's two formats; any other text is returned whole."""
     try:
         message = json.loads(structured)["message"]
         message = message["message"] if isinstance(message, dict) else message
@@ -61,7 +61,7 @@ def error_message(structured: str) -> str:
 
 
 def _without_frames(cause: re.Match[str]) -> str:
-    """Returns the error below the frames of a traceback, or how a rank ended that left none."""
+    """Returns the error without the frames of its traceback, or how the rank ended if it left no error."""
     if cause["traceback"].startswith(NO_TRACEBACK):
         return f"ended with exit code {cause['code']}"
     lines = cause["traceback"].splitlines()

@@ -19,17 +19,17 @@ POLL_SECONDS = 0.2
 
 
 def ignore_times(scheduler: str, since: datetime | None, until: datetime | None) -> None:
-    """Warns that a scheduler whose logs are files cannot leave out lines by their times."""
+    """Warns that a scheduler whose logs are plain files cannot filter lines by time."""
     if since or until:
         line = f"{scheduler} does not know when a line was written: since and until are ignored"
         warnings.warn(line, stacklevel=3)
 
 
 def matching(regex: str | None, found: Iterable[str]) -> Iterable[str]:
-    """Returns the lines in which a regular expression is found; all of them if there is none.
+    """Returns the lines that match a regular expression; all lines without one.
 
     Raises:
-        SchedulerError: It is not a regular expression.
+        SchedulerError: The regular expression is malformed.
     """
     if not regex:
         return found
@@ -48,7 +48,7 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
             at the current ends of the files.
 
     Raises:
-        SchedulerError: A file was deleted to which the job still writes.
+        SchedulerError: A file to which the job still writes was deleted.
     """
     positions: dict[Path, int] = {}
     while True:
@@ -66,7 +66,7 @@ def lines(files: list[Path], ended: Callable[[], bool] | None) -> Iterator[str]:
 
 
 def _new_lines(path: Path, positions: dict[Path, int], last: bool) -> Iterator[str]:
-    """Yields the lines that are complete, the last time also an incomplete one, and moves the file's position on."""
+    """Yields complete lines, at the end also an incomplete one, and advances the file's position."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -1,11 +1,11 @@
 """Notifies people of the end of a job, through Apprise: mail, Slack, Teams, webhooks and a hundred more.
 
-The message is sent by a small job that waits for the other: `python -P -m schedulers.notify HANDLE NAME TAG ...`. A job
-of its own, as everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose power. It is
-never started again, so a message is sent at most once.
+A small job that waits for the other sends the message: `python -P -m schedulers.notify HANDLE NAME TAG ...`. It is
+a separate job because everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose
+power. It never restarts, so a message is sent at most once.
 
-Where messages go is in the user's own Apprise configuration, by tag. So no password is in an option, in the request of
-a job, or in a list of processes.
+Recipients are in the user's own Apprise configuration, by tag, so no password is in an option, in a job's request or in
+a list of processes.
 """
 
 import os
@@ -28,7 +28,7 @@ from trainer.core.secrets import without_secrets
 if TYPE_CHECKING:
     from apprise import Apprise
 
-SEND_SECONDS = 10  # a server that does not answer is given up
+SEND_SECONDS = 10  # time limit for a server to answer
 # Slurm starts the jobs that wait for a job while it still lists that job as COMPLETING.
 SETTLE_SECONDS = 60
 POLL_SECONDS = 1
@@ -48,7 +48,7 @@ CONFIG_FILES = tuple(
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Refuses tags that nobody would get a message for, before a job is submitted.
+    """Refuses tags without a recipient, before a job is submitted.
 
     Raises:
         SchedulerError: Apprise is not installed, or its configuration has no such tag.

@@ -1,4 +1,4 @@
-"""Jobs that a job waits for: the options `after` and `after_any` of a scheduler, and what is said of them."""
+"""Jobs that a job waits for: the options `after` and `after_any` of a scheduler, and messages about them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class Predecessor:
 
     Attributes:
         handle: Its handle.
-        any_end: Whether any end of it will do, not only success.
+        any_end: Whether any end suffices, not only success.
     """
 
     handle: str
@@ -35,16 +35,16 @@ class Predecessor:
         return self.handle.rpartition("/")[2]
 
     def is_done(self, state: str | None) -> bool:
-        """Returns whether it has ended as asked for."""
+        """Returns whether the job has ended as required."""
         return state == SUCCEEDED or (self.any_end and self.has_ended(state))
 
     def is_missed(self, state: str | None) -> bool:
-        """Returns whether it can no longer end as asked for."""
+        """Returns whether the job can no longer end as required."""
         return self.has_ended(state) and not self.is_done(state)
 
     @staticmethod
     def has_ended(state: str | None) -> bool:
-        """Returns whether it has ended, or is gone."""
+        """Returns whether the job has ended, or is gone."""
         return state is None or state in ENDED
 
 
@@ -56,7 +56,7 @@ def predecessors(backend: str, after: Sequence[str] | None, after_any: Sequence[
     """Returns the jobs that the options name.
 
     Raises:
-        SchedulerError: A handle is not one of this scheduler.
+        SchedulerError: A handle is of another scheduler.
     """
     found = []
     for option, handles in (("after", after), ("after_any", after_any)):
@@ -72,16 +72,16 @@ def predecessors(backend: str, after: Sequence[str] | None, after_any: Sequence[
 
 
 def outstanding(found: Sequence[Predecessor], look: Look) -> list[Predecessor]:
-    """Returns the jobs that have not ended yet, as a job is submitted.
+    """Returns the jobs to wait for that have not ended when a job is submitted.
 
     Raises:
-        SchedulerError: There is no such job, or it has not ended as asked for.
+        SchedulerError: A job does not exist, or has ended otherwise than required.
     """
     left = []
     for one in found:
         state, _ = look(one.app_id)
         if state is None:
-            raise SchedulerError(f"{one.option}: there is no such job; nothing was submitted")
+            raise SchedulerError(f"{one.option}: no such job; nothing was submitted")
         if one.is_missed(state):
             raise SchedulerError(
                 f"{one.option}: this job has ended as {state}; nothing was submitted: run it again,"
@@ -93,7 +93,7 @@ def outstanding(found: Sequence[Predecessor], look: Look) -> list[Predecessor]:
 
 
 def waits_for(found: Sequence[Predecessor], look: Look) -> str:
-    """Returns what a job waits for, in words; empty if all of it is done."""
+    """Describes what a job waits for; empty if all of it is done."""
     waiting = []
     for one in found:
         state, log = look(one.app_id)
@@ -103,13 +103,13 @@ def waits_for(found: Sequence[Predecessor], look: Look) -> str:
 
 
 def step_of(log: str) -> str:
-    """Returns where a trainer is by its log, `step 400/2,000`; empty if the log does not say."""
+    """Returns a trainer's progress by its log, such as `step 400/2,000`; empty if the log shows none."""
     steps = STEP.findall(log)
     return steps[-1] if steps else ""
 
 
 def missed(found: Sequence[Predecessor], look: Look) -> str:
-    """Returns which of the jobs cannot end as asked for any more, in words; empty if all still can."""
+    """Describes the jobs that can no longer end as required; empty if all still can."""
     for one in found:
         state, _ = look(one.app_id)
         if one.is_missed(state):

@@ -1,4 +1,4 @@
-"""A refusal of a job for want of room is a queue: the job is submitted once another has ended."""
+"""Waits while a scheduler has no room for a job, and submits the job once another has ended."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from schedulers.errors import SchedulerError
 
-# Between two attempts: each asks the controller of a cluster that is full.
+# Interval between attempts, each of which is a request to the controller of a full cluster.
 PAUSE_SECONDS = 10
 
 _Submitted = TypeVar("_Submitted")
@@ -20,7 +20,7 @@ def when_there_is_room(submit: Callable[[], _Submitted], say: Callable[[str], No
     """Submits a job as soon as there is room for it, and prints one line while it waits.
 
     Args:
-        submit: Submits it and returns what it got.
+        submit: Submits the job and returns the result.
         say: Prints a line.
     """
     told = False

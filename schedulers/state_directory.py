@@ -16,10 +16,10 @@ def state_directory(scheduler: str) -> Path:
 
 
 def check_state_directory() -> None:
-    """Refuses a state directory in which no record can be written, before a job is submitted whose handle is then lost.
+    """Refuses an unwritable state directory before a job is submitted, whose handle would be lost without a record.
 
     Raises:
-        SchedulerError: The directory cannot be made or written.
+        SchedulerError: The directory cannot be created or written.
     """
     folder = state_directory(".")
     try:
@@ -31,12 +31,12 @@ def check_state_directory() -> None:
 
 
 def no_record(folder: Path, error: OSError) -> SchedulerError:
-    """Returns the error of a directory in which no record of a job can be written."""
+    """Returns the error for a directory in which no record of a job can be written."""
     return SchedulerError(f"cannot keep a record of the job in {folder}: {error}; set XDG_STATE_HOME")
 
 
 def damaged_record(file: Path) -> SchedulerError:
-    """Returns the error of a record that is not as it was written."""
+    """Returns the error for a damaged record."""
     return SchedulerError(
         f"{file} is damaged: put a copy back, or delete the directory {file.parent} to forget the job"
     )

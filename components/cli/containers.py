@@ -1,4 +1,4 @@
-"""What TorchX's own schedulers of containers take for granted: a Docker daemon, and a cluster to ask in a dry run."""
+"""Checks for TorchX's own container schedulers, which assume a Docker daemon, and in a dry run a reachable cluster."""
 
 import sys
 from collections.abc import Callable
@@ -22,12 +22,12 @@ ON_CLUSTERS = ("kubernetes", "jobset")
 
 
 def without_workspace_that_cannot_be_built(runner: Runner, args: TorchXRunArgs) -> TorchXRunArgs:
-    """Returns the arguments of a job, without the workspace where Docker cannot build it into the image.
+    """Returns the arguments of a job, without a workspace that Docker cannot build into the image.
 
     TorchX takes the current directory for the workspace by default, and calls Docker even in a dry run.
 
     Raises:
-        ArgumentError: The workspace was asked for.
+        ArgumentError: The workspace was requested by a flag.
     """
     if not args.workspace or not isinstance(runner._scheduler(args.scheduler), DockerWorkspaceMixin):
         return args
@@ -49,7 +49,7 @@ def docker_problem() -> str:
         import docker
 
         docker.from_env(timeout=DOCKER_SECONDS).ping()
-    except Exception as error:  # of docker, requests, urllib3 or the operating system
+    except Exception as error:  # by docker, requests, urllib3 or the operating system
         return docker_line(error) or f"Docker: {error}"
     return ""
 
@@ -62,7 +62,7 @@ def docker_line(error: Exception) -> str:
 
 
 def ask_no_missing_cluster(args: TorchXRunArgs) -> TorchXRunArgs:
-    """Returns the arguments of a dry run, which does without a cluster if none answers."""
+    """Returns the arguments of a dry run, which works without a cluster if none answers."""
     if args.scheduler != "kubernetes" or args.scheduler_cfg.get("validate_spec") is False or not (why := unreachable()):
         return args
     _say(f"no cluster validates the request: {why}")
@@ -70,7 +70,7 @@ def ask_no_missing_cluster(args: TorchXRunArgs) -> TorchXRunArgs:
 
 
 def check_requests(runner: Runner, scheduler: str) -> None:
-    """Makes all dry runs check the pods of their requests, and say what they were checked with."""
+    """Makes all dry runs check the pods of their requests, and print the schema that they were checked against."""
     dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
 
     def checked(*words: Any, **options: Any) -> AppDryRunInfo:
@@ -83,7 +83,7 @@ def check_requests(runner: Runner, scheduler: str) -> None:
 
 
 def warn_of_what_docker_ignores(runner: Runner, scheduler: str) -> None:
-    """Makes requests to TorchX's own `local_docker`, which publishes no ports, warn of what it ignores."""
+    """Makes requests to TorchX's own `local_docker` warn of fields that it ignores, such as ports."""
     dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
 
     def warned(app: AppDef, *words: Any, **options: Any) -> AppDryRunInfo:

@@ -1,4 +1,4 @@
-"""Defaults of commands: a site's file gives defaults below every user's `.torchxconfig`, in the same format."""
+"""Defaults of commands from a site's file, in the format of `.torchxconfig`; a user's own file takes precedence."""
 
 import configparser
 import inspect
@@ -18,7 +18,7 @@ SITE_FILE = "/etc/torchx-recsys.ini"
 SITE_VARIABLE = "TORCHX_RECSYS_SITE"
 
 CLI_KEYS = {"cli:run": ("component", "scheduler", "workspace"), "cli:list": ("scheduler",)}
-# The beginning of the error about an option of a scheduler, or about an argument of a component.
+# Start of the error about an option of a scheduler, or about an argument of a component.
 OPTION = re.compile("(?:(?P<cfg>-cfg )|--?)(?P<key>[\\w-]+)[= ]")
 OTHER_SECTIONS = ("component:", "torchx:tracker", "tracker:")
 
@@ -49,7 +49,7 @@ _find_users_configs = config.find_configs
 
 
 def find_configs(dirs: Iterable[str] | None = None) -> list[str]:
-    """Returns the files with defaults, the one that wins first and the site's last.
+    """Returns the files with defaults in order of precedence, the site's last.
 
     Raises:
         DefaultsError: A file cannot be read.
@@ -87,7 +87,7 @@ def check_sections(schedulers: Collection[str]) -> None:
 
 
 def check_options(scheduler: str, options: runopts) -> None:
-    """Refuses wrong defaults of a scheduler's options; about unknown ones of a user, TorchX itself warns.
+    """Refuses wrong defaults of a scheduler's options; TorchX itself warns of a user's unknown options.
 
     Raises:
         DefaultsError: A key or a value is wrong.

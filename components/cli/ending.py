@@ -12,7 +12,7 @@ class Ending(AppStatus):
     """The status of a job that has ended, which `torchx run` prints last."""
 
     def __repr__(self) -> str:
-        """Returns it in a few lines: TorchX's own prints every field of every replica, tracebacks escaped."""
+        """Returns the status in a few lines: TorchX's own prints every field of every replica, tracebacks escaped."""
         return "\n  ".join(filter(None, [f"the job has ended as {self.state.name}: {self.msg}", first_error(self)]))
 
 
@@ -22,7 +22,7 @@ def with_plain_error(status: AppStatus) -> AppStatus:
 
 
 def first_error(status: AppStatus) -> str:
-    """Returns the first error of a job that failed, with the replica that it comes from; empty if none is known."""
+    """Returns the first error of a job that failed, with its replica; empty if none is known."""
     if status.state != AppState.FAILED:
         return ""
     if status.structured_error_msg != NONE:

@@ -29,7 +29,7 @@ HEADERS = [HANDLE_HEADER, NAME_HEADER, STATUS_HEADER, "waits"]
 
 
 class Log(CmdLog):
-    """TorchX's own `log`, with `-f` as `tail` has it."""
+    """TorchX's own `log`, with `-f` as in `tail`."""
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds `-f`, another name of `-t`."""
@@ -38,7 +38,7 @@ class Log(CmdLog):
 
     def run(self, args: argparse.Namespace) -> None:
         """Prints the logs; explains why a job has not started, and waits for it only if the logs are followed."""
-        # TorchX raises the error of a thread again in this thread: it is printed only once.
+        # TorchX raises the error of a thread again in this thread, where it is printed once.
         threading.excepthook = lambda _: None
         validate(args.identifier)
         *words, role, replicas = (*args.identifier.split("/"), None, None)[:6]
@@ -69,13 +69,13 @@ def _require_replicas(app: AppDef | None, handle: str) -> None:
 
 
 def _replicas(app: AppDef | None, handle: str, role: str | None) -> list[str]:
-    """Returns an identifier of all replicas of each role, for which TorchX does not wait until the job has started."""
+    """Returns the identifiers of all replicas, by role: given these, TorchX does not wait until the job has started."""
     roles = [each for each in app.roles if role in (None, each.name)] if app else []
     return ["/".join([handle, each.name, ",".join(map(str, range(each.num_replicas)))]) for each in roles]
 
 
 def _wait_for_start(runner: Runner, handle: str, status: AppStatus) -> None:
-    """Waits until a job has started, and prints each new reason why it has not; TorchX itself waits without a word."""
+    """Waits until a job has started, and prints each new reason for the wait; TorchX itself waits silently."""
     told = status.msg
     while not is_started(status.state):
         time.sleep(POLL_SECONDS)
@@ -100,7 +100,7 @@ class _List(CmdList):
             default_to_local(subparser, "list")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the jobs of a scheduler, and why those wait that have not started."""
+        """Prints the jobs of a scheduler, and for jobs that have not started the reason."""
         check_sections(get_scheduler_factories())
         with get_runner() as runner:
             check_scheduler_args(runner, args)
@@ -110,7 +110,7 @@ class _List(CmdList):
             apply(scheduler=args.scheduler, cfg=cfg)
             rows = []
             for app in runner.list(args.scheduler, cfg or None):
-                # TorchX lists states only. The status is read only where it adds to the state.
+                # TorchX lists states only. The whole status is read only where it adds to the state.
                 waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
                 rows.append(
                     [app.app_handle, app.name, app.state.name, waits.msg if waits and waits.msg != NONE else ""]
@@ -136,14 +136,14 @@ class _Status(CmdStatus):
     """TorchX's own `status`, with the first error in plain text."""
 
     def print_status(self, args: argparse.Namespace, app_status: AppStatus | None) -> None:
-        """Prints the status; as JSON, it is TorchX's own."""
+        """Prints the status; JSON is printed by TorchX itself."""
         plain = app_status and not args.json
         super().print_status(args, with_plain_error(app_status) if plain else app_status)
 
 
 def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCommand]:
     class Command(command):
-        """TorchX's own command, which ends with one line, not with a traceback, if the scheduler fails."""
+        """TorchX's own command, with one line instead of a traceback if the scheduler fails."""
 
         def run(self, args: argparse.Namespace) -> None:
             """Runs the command."""
@@ -156,7 +156,7 @@ def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCo
 
 def _for_known_jobs(name: str, command: type[AppHandleSubCommand]) -> type[SubCommand]:
     class Command(command):
-        """TorchX's own command, which does not pass over a job that is not there."""
+        """TorchX's own command, which refuses a job that does not exist."""
 
         def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
             """Runs the command."""

@@ -33,14 +33,14 @@ from trainer.core.secrets import without_secrets
 
 SEEDS = "--seeds"
 RUN_ARRAYS = ("slurm",)
-# The names of variables whose values a dry run does not show.
+# Names of variables whose values a dry run hides.
 CREDENTIAL = re.compile("token|secret|passw|credential|signature|auth|key", re.IGNORECASE)
 
 
 class Run(CmdRun):
     """TorchX's own `run`, with the next commands after the app handle, and detached local jobs."""
 
-    _wrong_input = False  # of a job that was waited for
+    _wrong_input = False  # whether a job that was waited for has ended by wrong input
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds TorchX's own arguments, with `local_cwd` as the default scheduler."""
@@ -78,7 +78,7 @@ class Run(CmdRun):
                 super()._run_inner(runner, one, json_output)
             except (ArgumentError, SchedulerError) as error:
                 raise with_file(error, args.scheduler, args.component_name, flags) from error
-            except SystemExit as ended:  # that a run of one seed has failed is no reason to leave the others out
+            except SystemExit as ended:  # the other seeds run even if the run of one seed has failed
                 codes.append(WRONG_INPUT if self._wrong_input else ended.code)
         if codes:
             raise SystemExit(codes[0])
@@ -124,7 +124,7 @@ class Run(CmdRun):
 
 
 class _HandleWatcher:
-    """A stdout that passes text on, and prints the next commands to stderr after a line with an app handle."""
+    """A wrapper of stdout that prints the next commands to stderr after a line with an app handle."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._stdout = stdout
@@ -156,7 +156,7 @@ def one_for_each_seed(args: TorchXRunArgs) -> list[TorchXRunArgs]:
     """Returns the arguments of a job for each seed of `--seeds`.
 
     Raises:
-        ArgumentError: They are no seeds.
+        ArgumentError: The seeds are malformed.
     """
     words = args.component_args_str
     own = words[: words.index("--")] if "--" in words else words
@@ -181,14 +181,14 @@ def _wait_for_room(runner: Runner) -> None:
 
 
 def hide_credentials(runner: Runner) -> None:
-    """Makes the requests of all dry runs bear no credentials, so that they can be shown, and no more be submitted."""
-    # Hidden before a scheduler makes its request of the app, so that no form of output shows them.
+    """Removes credentials from the requests of all dry runs, which can then be shown but no longer submitted."""
+    # Hidden before the scheduler renders the app, so that no form of output shows them.
     dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
     runner.dryrun = lambda app, *rest, **options: dryrun(without_credentials(app), *rest, **options)
 
 
 def without_credentials(app: AppDef) -> AppDef:
-    """Returns an app whose variables named like a credential are `***`, and so are the secrets of URLs."""
+    """Returns an app with `***` for the values of variables named like a credential, and for secrets in URLs."""
     return replace(app, roles=[_hidden(role) for role in app.roles])
 
 

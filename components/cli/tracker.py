@@ -13,14 +13,14 @@ CONFIGURED = "a line `fsspec =` in [torchx:tracker], and `config = DIRECTORY` in
 
 
 class Tracker(CmdTracker):
-    """TorchX's own `tracker`, which ends with one line, not with a traceback."""
+    """TorchX's own `tracker`, with one line instead of a traceback."""
 
     @property
     def tracker(self) -> TrackerBase:
         """The tracker that is configured first.
 
         Raises:
-            DefaultsError: None is configured that TorchX knows.
+            DefaultsError: No tracker known to TorchX is configured.
         """
         if not (configured := get_configured_trackers()):
             raise DefaultsError(f"no tracker is configured: {CONFIGURED}")

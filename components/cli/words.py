@@ -1,4 +1,4 @@
-"""The words behind a component of `torchx run`, checked before TorchX's argparse answers with a page of usage."""
+"""Checks the words behind a component of `torchx run` before TorchX's argparse prints a page of usage."""
 
 import argparse
 import inspect
@@ -23,7 +23,7 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def complete_words(component: str, words: Sequence[str], of_run: Collection[str]) -> list[str]:
-    """Returns the words behind a component, with `True` behind a boolean flag without a value.
+    """Returns the words behind a component, with `True` added to boolean flags without a value.
 
     Args:
         component: The name of the component.
@@ -31,12 +31,12 @@ def complete_words(component: str, words: Sequence[str], of_run: Collection[str]
         of_run: The flags of `torchx run` itself.
 
     Raises:
-        InputError: A flag is not the component's, or has no value. The message has the place where it goes.
+        InputError: A flag is not the component's, or has no value. The message names the place where it belongs.
     """
     try:
         parameters = inspect.signature(get_component(component).fn).parameters.values()
     except (ComponentNotFoundException, ComponentValidationException):
-        return [*words]  # TorchX names what is wrong with the component
+        return [*words]  # TorchX reports the fault of the component
     kinds = {f"--{one.name}" if len(one.name) > 1 else f"-{one.name}": one.annotation for one in parameters}
     flags = _Flags(component, kinds, any(one.kind is one.VAR_POSITIONAL for one in parameters), of_run)
     return flags.complete(deque(words))
@@ -53,7 +53,7 @@ class _Flags:
 
     def complete(self, rest: deque[str]) -> list[str]:
         done: list[str] = []
-        while rest and rest[0].startswith("-") and rest[0] != "--":  # any other word begins what comes last
+        while rest and rest[0].startswith("-") and rest[0] != "--":  # any other word starts the last, free arguments
             done.append(rest.popleft())
             flag, equals, _ = done[-1].partition("=")
             if flag not in self.kinds and not self._is_short_for_one(flag):
@@ -73,7 +73,7 @@ class _Flags:
         return flag == "--help" or flag[:2] in self.kinds or sum(one.startswith(flag) for one in self.kinds) == 1
 
     def _place_of(self, flag: str, word: str, rest: deque[str]) -> str:
-        """Returns where an unknown flag goes."""
+        """Returns the place where an unknown flag belongs."""
         run, after = f"torchx run {self.component}", [word, *(one for one in [*rest][:1] if one[:1] != "-")]
         if flag in self.of_run:
             return f"{flag} is a flag of torchx run; write it before the component: torchx run {shlex.join(after)} ..."

@@ -26,17 +26,17 @@ class Diagnosis:
 
 
 def absent(check: str, found: str, required: bool, remedy: str) -> Diagnosis:
-    """Returns the finding for something that is not there, which is wrong only if it is required."""
+    """Returns the finding for something missing: an error only if it is required."""
     return Diagnosis(check, Level.WRONG, found, remedy) if required else Diagnosis(check, Level.ABSENT, found)
 
 
 def troubled(check: str, found: str, required: bool, remedy: str) -> Diagnosis:
-    """Returns the finding for something that does not work, which is wrong only if it is required."""
+    """Returns the finding for something that does not work: an error only if it is required."""
     return Diagnosis(check, Level.WRONG if required else Level.NOTE, found, remedy)
 
 
 def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Runs a program; one that does not answer in time, or is not there, has failed."""
+    """Runs a program; a missing program, or one that exceeds its time limit, counts as failed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

@@ -21,7 +21,7 @@ SCHEDULERS = ("local_cwd", "slurm", "kubernetes", "jobset")
 class Doctor(SubCommand):
     """Checks this machine and the clusters that it reaches; ends with exit code 1 if a finding is wrong.
 
-    Without options, Slurm and Kubernetes need not be there. An option makes what it names required.
+    Without options, Slurm and Kubernetes are optional. An option makes the scheduler or path that it names required.
     """
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Checks of this machine. Processes of their own import what is heavy or may be broken (probes.py)."""
+"""Checks of this machine. Imports that are slow or may crash run in separate processes (probes.py)."""
 
 import json
 import platform
@@ -24,7 +24,7 @@ STORAGE_CHECKS = {
     "--storage": ("readable", "there", "check the name, the network and the credentials"),
 }
 TRIPLE = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
-RELEASES_APART = 5  # torch 2.13 goes with torchrec and fbgemm-gpu 1.8, and so on
+RELEASES_APART = 5  # between the minor versions: torch 2.13 goes with torchrec and fbgemm-gpu 1.8, and so on
 INSTALL = (
     "install a triple: pip install 'torchx-recsys[cpu]' && pip install --no-deps 'torchrec<1.10', "
     "or pip install 'torchx-recsys[cuda]'"
@@ -40,7 +40,7 @@ def python() -> list[Diagnosis]:
 
 
 def torchx() -> list[Diagnosis]:
-    """Checks the distribution that provides the package torchx: there must be one only, and the nightly."""
+    """Checks that a single distribution provides the package torchx, and that it is the nightly."""
     stable, nightly = _version("torchx"), _version("torchx-nightly")
     if stable and nightly:
         remedy = f"pip uninstall -y torchx torchx-nightly && pip install torchx-nightly=={nightly}"
@@ -52,7 +52,7 @@ def torchx() -> list[Diagnosis]:
 
 
 def plugins() -> list[Diagnosis]:
-    """Checks what this project registers with TorchX, and what TorchX could not register."""
+    """Checks this project's entry points in TorchX, and reports plugins that TorchX could not register."""
     ours = [entry for entry in distribution(PROJECT).entry_points if entry.group.startswith("torchx.")]
     broken = [f"{entry.name}: {error}" for entry in ours if (error := _load_error(entry))]
     broken += [f"{error.name}: {error.error}" for error in torchx_plugins.registry().load_errors()]
@@ -84,7 +84,7 @@ def torch() -> list[Diagnosis]:
 
 
 def storage(flag: str, url: str) -> list[Diagnosis]:
-    """Checks that a run directory can be written, by a file that is removed again, or that data is there."""
+    """Checks that a run directory is writable, by a temporary file, or that data exists."""
     script, good, remedy = STORAGE_CHECKS[flag]
     done = probe(script, url, seconds=STORAGE_SECONDS)
     if not done.returncode:
@@ -103,7 +103,7 @@ def _version(name: str) -> str | None:
 
 
 def _mismatch(there: dict[str, str]) -> str | None:
-    """Returns what is wrong with the versions, which have to be in the ranges of this project's extras and to match."""
+    """Returns the fault of versions that do not match each other or the ranges of this project's extras."""
     if "fbgemm-gpu" in there and "fbgemm-gpu-cpu" in there:
         return "the two packages of fbgemm overwrite each other's files"
     fbgemm = "fbgemm-gpu" if "fbgemm-gpu" in there else "fbgemm-gpu-cpu"

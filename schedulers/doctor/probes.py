@@ -1,4 +1,4 @@
-"""The checks that import what is heavy or may be broken, each in a process of its own: `probes NAME [URL]`."""
+"""Checks with imports that are slow or may crash, each run in its own process: `probes NAME [URL]`."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def torch() -> None:
 def kubernetes() -> None:
     """Prints the address, the version and the API groups of the current Kubernetes cluster, as JSON.
 
-    And whether its JobSet is new enough: every user may read the API's description, unlike CustomResourceDefinitions.
+    Also whether JobSet is new enough, by the API's description: every user may read it, CustomResourceDefinitions not.
     """
     from kubernetes import client, config
 

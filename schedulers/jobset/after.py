@@ -1,4 +1,4 @@
-"""Jobs that wait for jobs on Kubernetes: a small pod waits first, and the job's own pods are made when it is done.
+"""Dependencies between jobs on Kubernetes: a small pod waits first, then the job's own pods are created.
 
 The pod is a replicated job of the same JobSet, on which the others depend (`dependsOn`), so that it needs no process
 outside of the cluster and no GPU waits with it. An init container would hold the job's GPUs, and a submitter that
@@ -17,10 +17,10 @@ from schedulers.jobset.pod import TERMINATION_LOG
 from schedulers.jobset.restarts import RESTARTS, pod_failure_policy
 from schedulers.predecessors import Predecessor, predecessors
 
-WAITER = "torchx-after"  # the replicated job that waits
+WAITER = "torchx-after"  # name of the replicated job that waits
 DEPENDS_ON_WAITER = {"dependsOn": [{"name": WAITER, "status": "Complete"}]}
-PREDECESSORS = "torchx.pytorch.org/after"  # the annotation of a JobSet with the jobs that it waits for
-CANCELLED = "torchx.pytorch.org/cancelled"  # the annotation of a JobSet that `torchx cancel` has suspended
+PREDECESSORS = "torchx.pytorch.org/after"  # annotation of a JobSet: the jobs that it waits for
+CANCELLED = "torchx.pytorch.org/cancelled"  # annotation of a JobSet suspended by `torchx cancel`
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 API_SERVER = "https://kubernetes.default.svc"
 _PROGRAM = Path(__file__).with_name("wait_for_jobs.py").read_text()
@@ -31,7 +31,7 @@ def own_predecessors(opts: JobSetOpts) -> list[Predecessor]:
     """Returns the jobs that a job waits for.
 
     Raises:
-        SchedulerError: A handle is not one of a job in the same namespace.
+        SchedulerError: A handle does not name a job in the same namespace.
     """
     found = predecessors("jobset", opts.after, opts.after_any)
     for one in found:
@@ -58,7 +58,7 @@ def waiter(found: list[Predecessor], pod: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         found: The jobs to wait for.
-        pod: The template of the job's own pods: it has the image, and where the pod may run.
+        pod: The template of the job's own pods, for the image and the placement of the pod.
     """
     kept = ("restartPolicy", "serviceAccountName", "priorityClassName", "tolerations", "securityContext")
     spec = {key: value for key, value in pod["spec"].items() if key in (*kept, "imagePullSecrets")}
@@ -89,7 +89,7 @@ def waiter(found: list[Predecessor], pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits_of(security: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a container must not do, or is, without the rights that it has been given."""
+    """Returns the restrictions of a container's security context, without its privileges."""
     limits = {key: value for key, value in security.items() if key not in ("privileged", "capabilities")}
     dropped = security.get("capabilities", {}).get("drop")
     limits |= {"capabilities": {"drop": dropped}} if dropped else {}

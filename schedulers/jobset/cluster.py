@@ -39,7 +39,7 @@ class Cluster:
         self._client = _client(context)
 
     def create(self, resource: Object) -> None:
-        """Creates a JobSet; a field that the cluster does not know is an error, and would be dropped otherwise."""
+        """Creates a JobSet under strict validation: by default, the API server drops unknown fields."""
         try:
             created = self._call("create", body=resource, field_validation="Strict")
         except SchedulerError as error:
@@ -50,11 +50,11 @@ class Cluster:
             raise SchedulerError(NO_JOBSET)
 
     def jobset(self, name: str) -> Object | None:
-        """Reads a JobSet, None if there is none of that name."""
+        """Reads a JobSet; None if there is none of that name."""
         return self._call("get", name=name)
 
     def jobsets(self) -> list[Object]:
-        """Reads all JobSets that TorchX made."""
+        """Reads all JobSets that TorchX has created."""
         found = self._call("list", label_selector=_selector(names.MANAGED_BY))
         if not found:
             raise SchedulerError(NO_JOBSET)
@@ -65,7 +65,7 @@ class Cluster:
         self._call("patch", name=name, body=change)
 
     def delete(self, name: str) -> None:
-        """Deletes a JobSet and, in the background, what belongs to it."""
+        """Deletes a JobSet and, in the background, its Jobs and pods."""
         self._call("delete", name=name)
 
     def pods(self, labels: dict[str, str]) -> list[Object]:
@@ -82,7 +82,7 @@ class Cluster:
         return json.loads(answer.data)["items"]
 
     def warnings(self, jobset: Mapping[str, Any]) -> list[Object]:
-        """Reads the warnings about a JobSet and its Jobs, such as why no pod is made; none without the right to."""
+        """Reads the warnings about a JobSet and its Jobs, such as why no pod is created; none without permission."""
         from kubernetes.client import CoreV1Api
 
         found: list[Object] = []
@@ -111,7 +111,7 @@ class Cluster:
         self._workloads(version, "patch", name=name, body={"spec": {"active": False}})
 
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
-        """Yields a container's log, each line after its time; nothing if the pod is gone or has not started."""
+        """Yields the lines of a container's log with timestamps; none if the pod is gone or has not started."""
         from kubernetes.client import CoreV1Api
 
         window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
@@ -128,7 +128,7 @@ class Cluster:
     def _call(
         self, verb: str, kind: dict[str, str] = JOBSETS, missing: tuple[int, ...] = (404,), **arguments: Any
     ) -> Object | None:
-        """Calls the API of custom objects; returns None for an answer with one of the `missing` codes."""
+        """Calls the API of custom objects; returns None for a response with one of the `missing` codes."""
         from kubernetes.client import CustomObjectsApi
 
         call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object")
@@ -142,7 +142,7 @@ def _client(context: str | None, retries: bool | None = None) -> "ApiClient":
 
     Args:
         context: The context; the current one if unset.
-        retries: Whether a failed connection is tried again; as the client does it if unset.
+        retries: Whether to retry a failed connection; the client's default if unset.
     """
     try:
         from kubernetes import client, config
@@ -183,7 +183,7 @@ def unreachable() -> str:
 
 @contextmanager
 def _one_line(missing: tuple[int, ...] = ()) -> Iterator[None]:
-    """Turns the client's errors into the server's message; one with a `missing` code only ends the block."""
+    """Turns the client's errors into the server's message; an error with a `missing` code only ends the block."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -208,7 +208,7 @@ def error_line(error: Any) -> str | None:
 
 
 def _in_kubeconfig(error: BaseException) -> bool:
-    """Returns whether an error is about the kubeconfig file, which the client takes for granted to be in order."""
+    """Returns whether an error comes from a malformed kubeconfig file, which the client does not check."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(module.startswith("kubernetes.config") for module in modules)
 

@@ -1,4 +1,4 @@
-"""Logs of replicas; one that is followed continues over all pods of its replica."""
+"""Logs of replicas; a followed log continues across all pods of its replica."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ class Replica:
         return f"{self.role}/{self.number}"
 
     def pod(self, cluster: Cluster) -> Object | None:
-        """Returns its newest pod, None if there is none."""
+        """Returns the newest pod of the replica; None without pods."""
         labels = {names.JOBSET_LABEL: self.jobset, names.ROLE_LABEL: self.role, INDEX: str(self.number)}
         return newest_pods(cluster.pods(labels)).get((self.role, self.number))
 
@@ -57,7 +57,7 @@ def read(cluster: Cluster, replica: Replica, since: datetime | None, until: date
 def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
     """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends.
 
-    While there are none it logs why, each reason once.
+    While there are no lines, it logs why, each reason once.
     """
     done, last, told = set(), None, ""
     while True:
@@ -76,7 +76,7 @@ def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: da
         elif (reason := suspension(jobset) if ended else _reason(cluster, jobset, pod)) and reason != told:
             logger.warning(NO_LOG, replica, reason)
             told = reason
-        time.sleep(POLL_SECONDS)  # after a log, too: one that has ended, of a pod that does not know yet, ends at once
+        time.sleep(POLL_SECONDS)  # also after a log: a finished one ends at once, even before its pod shows the end
 
 
 def _reason(cluster: Cluster, jobset: Object, pod: Object | None) -> str:
@@ -102,7 +102,7 @@ def _lines(
     last: datetime | None = None,
     follow: bool = False,
 ) -> Iterator[tuple[datetime | None, str]]:
-    """Yields the lines of a pod between two times and after that of the `last` line read, with their times."""
+    """Yields the lines of a pod with their times, between two times and after the `last` line read."""
     for line in cluster.log(pod["metadata"]["name"], container_name(pod), last or since, follow):
         stamp, text = _split(line)
         if until and stamp and stamp > until.astimezone(UTC):

@@ -1,4 +1,4 @@
-"""The names of a job on a cluster: those of JobSet's API, labels of pods, and what Kubernetes accepts as a name."""
+"""Names of a job on a cluster: JobSet's API, labels of pods, and the names that Kubernetes accepts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def unique_name(app: AppDef, beside: Sequence[str] = ()) -> str:
 
     Args:
         app: The app.
-        beside: Replicated jobs of one pod beside those of the app's roles.
+        beside: Number of replicated jobs of one pod besides those of the roles.
 
     Raises:
         SchedulerError: The role names are too long.
@@ -73,7 +73,7 @@ def objects_of(jobset: Mapping[str, Any]) -> list[str]:
 
 
 def place_of(app_id: str) -> tuple[str | None, str, str] | None:
-    """Returns the context, the namespace and the name of a job; None if this is no id of a job."""
+    """Returns the context, the namespace and the name of a job; None if the id is malformed."""
     parts = app_id.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         return None

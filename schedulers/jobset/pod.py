@@ -20,7 +20,7 @@ TAINT_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 REPLICA_ID = "TORCHX_REPLICA_ID"
 TERMINATION_LOG = "/dev/termination-log"
 
-# Stands in a role's arguments for the replica's number, which only the kubelet knows.
+# Placeholder in a role's arguments for the replica's number, which only the kubelet knows.
 REPLICA_MARK = "\0replica\0"
 
 
@@ -69,9 +69,9 @@ def _merge_overlay(pod: dict[str, Any], target: AppDef | Role) -> None:
 
 
 def _join_containers(containers: list[dict[str, Any]], overlay: dict[str, Any]) -> None:
-    """Merges containers with those of the same name all the way down, and takes them out of the overlay.
+    """Merges containers recursively with those of the same name, and removes them from the overlay.
 
-    TorchX's own join replaces whole fields: an overlay that sets one variable would take all others away.
+    TorchX's own merge replaces whole fields: an overlay that sets one variable would remove all others.
     """
     ours = {container["name"]: container for container in containers}
     for container in overlay.pop(JOIN("containers", on="name"), ()):
@@ -197,10 +197,10 @@ def _resources(resource: Resource, opts: JobSetOpts) -> dict[str, dict[str, str]
 
 
 def _container_security(role: Role, opts: JobSetOpts) -> dict[str, Any]:
-    """Returns what the container may do; a device of the node takes all rights.
+    """Returns the security context of the container; mounting a device of the node needs a privileged container.
 
     Raises:
-        SchedulerError: A mount takes rights that a restricted pod must not have.
+        SchedulerError: A mount needs privileges that a restricted pod must not have.
     """
     if opts.restricted:
         for mount in role.mounts:

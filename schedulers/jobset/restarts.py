@@ -12,7 +12,7 @@ RESTARTS = "TORCHX_RESTARTS"
 
 # Exit code of a replica whose job does not restart, as its free restarts are used up.
 GIVEN_UP = 70
-# The most restarts of a job, whatever they gained: the script does not see restarts after a pod that died at once.
+# Limit on restarts, with or without progress: the script does not see a restart if its pod dies at once.
 MOST_RESTARTS = 1000
 
 # The exit codes after which a job does not restart.
@@ -45,7 +45,7 @@ def failure_policy(max_retries: int) -> dict[str, Any]:
     """Returns the JobSet's policy: the first rule that matches applies, and a failure without a rule is a retry.
 
     After wrong input, or when the restarts are used up, the job fails. After a stop request or a disruption, all pods
-    are made again, and no retry is used up.
+    are recreated, and no retry is consumed.
     """
     reason = {"onJobFailureReasons": ["PodFailurePolicy"]}
     codes = "|".join(map(str, FINAL))

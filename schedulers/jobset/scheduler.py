@@ -138,7 +138,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         cluster.delete(name)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
-        """Returns the state of another job, None if it is gone; its log is left alone, as it may be long."""
+        """Returns the state of another job, None if it is gone; its log, which may be long, is not read."""
         cluster, name = self._find(app_id)
         jobset = cluster.jobset(name)
         return (status.app_state(jobset).name if jobset else None), ""

@@ -1,4 +1,4 @@
-"""The JobSet of an app."""
+"""Renders an app as a JobSet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ def describe(
 
 
 def _waiting(state: AppState, waiter: Object | None, waits: str) -> list[str]:
-    """Returns what a job waits for before its own pods are made, or why they never were."""
+    """Returns what a job waits for before its own pods are created, or why they never were."""
     if waiter is None:
         return []
     if state == AppState.CANCELLED:
@@ -139,7 +139,7 @@ def _messages(
 
 
 def lacks_pods(jobset: Object, pods: Iterable[Object]) -> bool:
-    """Returns whether a job that may have pods has fewer than it should, and does not wait for others."""
+    """Returns whether a job lacks pods that it should have by now; a job that waits for others does not."""
     newest = newest_pods(pods)
     waiter = newest.pop((WAITER, 0), None)
     waits = waiter and waiter["status"].get("phase") in ("Pending", "Running")
@@ -172,7 +172,7 @@ def _replicas(jobset: Object) -> int:
 
 
 def _begun(jobset: Object, pods: Mapping[tuple[str, int], Object]) -> int:
-    """Returns how many replicas of the present attempt have begun."""
+    """Returns how many replicas of the current attempt have started."""
     attempt = str(jobset.get("status", {}).get("restarts", 0))
     present = [pod for pod in pods.values() if names.labels_of(pod).get(ATTEMPT, "0") == attempt]
     return sum(pod["status"].get("phase", "Pending") != "Pending" for pod in present)
@@ -254,12 +254,12 @@ def _reason_and_message(condition: Object) -> str:
 
 
 def _termination(pod: Object) -> Object:
-    """Returns how the replica's container ended; the pod may have others, which a cluster adds to it."""
+    """Returns how the replica's container ended; a cluster may add other containers to the pod."""
     return container_state(pod).get("terminated", {})
 
 
 def container_state(pod: Object) -> Object:
-    """Returns the state of the replica's own container, which is called as its role; empty before there is one."""
+    """Returns the state of the replica's own container, which is named after its role; empty before it exists."""
     containers = pod["status"].get("containerStatuses", ())
     return next((each.get("state", {}) for each in containers if each["name"] == container_name(pod)), {})
 
@@ -270,7 +270,7 @@ def container_name(pod: Object) -> str:
 
 
 def _final_line(pod: Object) -> str:
-    """Returns why a replica ended whose job does not restart; empty for others."""
+    """Returns why a replica ended if its job does not restart; else empty."""
     terminated = _termination(pod)
     return terminated.get("message", "").strip() if terminated.get("exitCode") in FINAL else ""
 

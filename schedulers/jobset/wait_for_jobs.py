@@ -1,7 +1,7 @@
 """Waits until other JobSets have ended: the program of the pod that a job with `after` starts with.
 
-It runs by `python -c` in the job's image, with nothing but Python's own library. It leaves with 0 once all have ended
-as asked for, and with WRONG_INPUT and a line if one cannot do so any more.
+It runs by `python -c` in the job's image, with the standard library alone. It exits with 0 once all jobs have ended as
+required, and with WRONG_INPUT and a line once a job no longer can.
 """
 
 import json
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def has_ended(job: dict) -> bool:
-    """Returns whether a job has ended as asked for; an API server that does not answer is asked again."""
+    """Returns whether a job has ended as required; False without an answer from the API server."""
     try:
         state = state_of(read(job["path"]))
     except HTTPError as error:
@@ -71,7 +71,7 @@ def state_of(jobset: dict) -> str:
 
 
 def leave(line: str) -> NoReturn:
-    """Ends the job that waits, with a line for its status."""
+    """Ends this job, with a line for its status."""
     Path(os.environ["LAST_WORDS"]).write_text(line)
     print(line, flush=True)
     sys.exit(WRONG_INPUT)

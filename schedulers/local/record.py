@@ -120,10 +120,10 @@ class Record:
         return [cls(folder) for _, folder in sorted(found, reverse=True)]
 
     def create(self, job: Job) -> TextIO:
-        """Makes the directory and returns the lock, taken.
+        """Creates the directory and returns its lock, which it holds.
 
         Raises:
-            SchedulerError: The directory cannot be made or written.
+            SchedulerError: The directory cannot be created or written.
         """
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ class Record:
         self._write("progress.json", asdict(progress))
 
     def write_on_full_disk(self, progress: Progress) -> None:
-        """Does the same in space that was reserved on the disk; spaces may follow the state."""
+        """`write` for a full disk: uses reserved space, and may leave blanks after the state."""
         with self._reserve.open("r+") as file:
             file.write(json.dumps(asdict(progress)))
         self._reserve.replace(self.folder / "progress.json")
@@ -193,7 +193,7 @@ class Record:
             return False
 
     def cancel(self) -> None:
-        """Requests the supervisor to end the job, and does not wait; kills what a dead supervisor has left."""
+        """Requests that the supervisor end the job, without waiting; kills processes left by a dead supervisor."""
         supervisor = self.progress().supervisor
         if not self.supervised():
             self.kill_processes()
@@ -215,7 +215,7 @@ class Record:
             self.remove()
 
     def remove(self) -> None:
-        """Removes the directory, for readers all at once; another process may be doing it at the same time."""
+        """Removes the directory, for readers atomically; another process may do so at the same time."""
         (self.folder / "job.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 from trainer.core.outcome import is_stopped, saved_step
 
 FIRST_WAIT_SECONDS = 2
-DOUBLINGS = 5  # of the first wait, to about a minute
+DOUBLINGS = 5  # how often the first wait doubles, to about a minute
 
 
 @dataclass(kw_only=True)
 class Restarts:
     """The restarts of a job so far.
 
-    A restart after a stop request is free: it uses up no retry. Free restarts in a row that gain no step are bounded,
-    or a job that stops at every start would never end.
+    A restart after a stop request is free: it consumes no retry. Consecutive free restarts without progress are
+    limited, as a job that stops at every start would never end.
     """
 
     max_retries: int
     max_free: int
     retries: int = 0
     newest_step: int = 0
-    without_gain: int = 0  # in a row
-    free_without_gain: int = 0  # in a row
+    without_gain: int = 0  # consecutive restarts that gained no step
+    free_without_gain: int = 0  # the free ones among them
 
     def allowed(self, outcome: str) -> bool:
         """Returns whether a job may restart after an attempt with this outcome."""

@@ -59,10 +59,10 @@ class Opts(BuiltinOpts):
     """Tags of your Apprise configuration, to tell how the job ended; all is everybody."""
 
     def check(self) -> None:
-        """Refuses values that do not work.
+        """Refuses values that cannot work.
 
         Raises:
-            SchedulerError: An option has such a value.
+            SchedulerError: An option has a value that cannot work.
         """
         check_least("max_free_restarts", self.max_free_restarts, 0)
         _ = self.predecessors
@@ -79,7 +79,7 @@ class Opts(BuiltinOpts):
 
 
 class PersistentLocalScheduler(LocalScheduler):
-    """TorchX's own `local_cwd`, except that each job has a supervisor process and a record in the state directory."""
+    """TorchX's own `local_cwd`, with a supervisor process and a record in the state directory for each job."""
 
     def __init__(self, session_name: str) -> None:
         super().__init__(session_name, CWDImageProvider)
@@ -112,7 +112,7 @@ class PersistentLocalScheduler(LocalScheduler):
 
         Raises:
             SchedulerError: The state directory or the directory of the logs cannot be written, or a job to wait for is
-                not there or has failed.
+                missing or has failed.
         """
         opts, app = cast(Opts, dryrun_info.cfg), none_throws(dryrun_info.app)
         check_state_directory()

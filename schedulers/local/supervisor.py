@@ -22,7 +22,7 @@ from schedulers.predecessors import missed, waits_for
 from trainer.core.outcome import SAVED_STEP_VARIABLE, is_final, is_finished, is_stopped, is_wrong_input
 
 TICK_SECONDS = 0.1
-LOOK_SECONDS = 1  # between two looks at the jobs that must end first
+LOOK_SECONDS = 1  # interval between two looks at the jobs that must end first
 CANNOT_START = 127
 
 
@@ -38,7 +38,7 @@ class Logs:
         self._rests = [b"", b""]
 
     def combine(self, *, last: bool = False) -> None:
-        """Copies new lines; the last time, unfinished ones too."""
+        """Copies new lines; at the end, also an unfinished line."""
         for number, source in enumerate(self._sources):
             new = self._rests[number] + source.read()
             whole, newline, self._rests[number] = new.rpartition(b"\n")
@@ -60,7 +60,7 @@ class Supervisor:
         self.logs = [Logs(replica) for replica in self.job.replicas]
         self.progress = Progress(state="PENDING" if self.job.predecessors else "RUNNING", supervisor=os.getpid())
         self.restarts = Restarts(max_retries=self.job.max_retries, max_free=self.job.max_free_restarts)
-        self.outcome = ""  # of the last attempt, or why there is none
+        self.outcome = ""  # outcome of the last attempt, or why there was no attempt
         self.running: list[subprocess.Popen[bytes]] = []
         self.stop_requested = False
         self.cancelled = False
@@ -90,7 +90,7 @@ class Supervisor:
         return state
 
     def may_start(self) -> bool:
-        """Waits for the jobs that must end first; returns whether they did as asked for, without a cancel."""
+        """Waits for the jobs that must end first; returns whether all have ended as required, without a cancel."""
         waited_for = self.job.predecessors
         while (waits := waits_for(waited_for, look)) and not self.stop_requested:
             if why := missed(waited_for, look):
@@ -152,7 +152,7 @@ class Supervisor:
         self.outcome = self.record.outcome()
 
     def start(self, replica: Replica, logs: Logs) -> Process:
-        """Starts one replica; one that cannot be started has failed with exit code 127."""
+        """Starts one replica; a replica that cannot be started counts as failed with exit code 127."""
         try:
             process = subprocess.Popen(
                 replica.args,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class AppId:
-    """A job of the cluster that this machine belongs to, or of its federation, or of the one that is named.
+    """The id of a Slurm job: on this machine's own cluster or its federation, or on the cluster that is named.
 
     Attributes:
         number: Slurm's number, or NUMBER_TASK for a task of an array.

@@ -1,4 +1,4 @@
-"""Slurm's commands, and jobs read from the text that they print: it is the same since 22.05, unlike JSON."""
+"""Runs Slurm's commands, and parses jobs from their text: unlike JSON, it has not changed since 22.05."""
 
 import logging
 import os
@@ -33,8 +33,8 @@ UNKNOWN_JOB = "Invalid job id specified"
 # sbatch has sent the job but got no answer.
 UNANSWERED = "timed out"
 AWAY = re.compile("contact|connect|communication|timed out|reached now", re.IGNORECASE)
-NO_CLUSTER = "known by database"  # said beside "can't be reached now"
-# Limits on the jobs in the queue, of an association, a quality of service or a controller; and on those of others, too.
+NO_CLUSTER = "known by database"  # part of Slurm's message, beside "can't be reached now"
+# Messages about limits on queued jobs: all of them, then limits to which the jobs of other users count.
 FULL = re.compile(r"(Max|Grp)SubmitJobs?\w*Limit|job queue full|Unable to create job record")
 FULL_OF_OTHERS = re.compile(r"GrpSubmitJob|PerAccount|job queue full|Unable to create job record")
 # Variables that users may set for all jobs, and the options that they stand for. The options of a job win.
@@ -48,8 +48,8 @@ DEFAULTS = {
     "SBATCH_TIMELIMIT": "time",
     "SBATCH_WCKEY": "wckey",
 }
-# By these, Slurm's commands find the cluster and are let in. All other variables of theirs filter, sort or format what
-# they print or, within a Slurm job, are about that job.
+# With these, Slurm's commands find the cluster and authenticate. Their other variables filter, sort or format the
+# output or, within a Slurm job, describe that job.
 ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 COMMANDS = ("SLURM", "SBATCH", "SRUN", "SQUEUE", "SACCT", "SCANCEL", "SCONTROL", "SINFO")
 # A controller that is restarted is back within minutes; `log -f` and `run --wait` must outlast that.
@@ -143,8 +143,8 @@ def submit(script: Path, options: Sequence[str] = (), clusters: Sequence[str] = 
 
     Raises:
         SchedulerError: Slurm refuses it.
-        NoRoom: It does so until other jobs have ended.
-        MaybeSubmitted: It gave no answer, and does not list the job.
+        NoRoom: Slurm refuses it until other jobs have ended.
+        MaybeSubmitted: Slurm gave no answer, and does not list the job.
     """
     try:
         printed = _sbatch(script, options, clusters)
@@ -199,7 +199,7 @@ def of_all_jobs(option: str) -> str | None:
 
 
 def _defaults(script: str) -> dict[str, str]:
-    """Returns the user's SBATCH_ variables that set nothing which the script sets: they would override the script."""
+    """Returns the user's SBATCH_ variables, without those that would override an option in the script."""
     contradicting = {name for name, option in DEFAULTS.items() if f"\n#SBATCH --{option}=" in script}
     return {name: os.environ[name] for name in DEFAULTS if name in os.environ and name not in contradicting}
 
@@ -223,11 +223,11 @@ def _commands(clusters: Sequence[str]) -> list[tuple[AppId, str]]:
 
 
 def _listed(clusters: Sequence[str], form: str) -> Iterator[tuple[AppId, str]]:
-    """Yields the user's jobs and what squeue prints of each after its number."""
+    """Yields the user's jobs, each with the rest of its line in squeue's output."""
     cluster = ""
     for line in run("squeue", *_among(*clusters), "--me", "--states=all", f"--format={form}").splitlines():
         number, _, rest = line.partition("|")
-        if number.startswith("CLUSTER: "):  # a part of headers, which name the cluster of what follows
+        if number.startswith("CLUSTER: "):  # a header, which names the cluster of the lines below
             cluster = number.partition(": ")[2].strip()
         elif number.isdecimal():
             yield AppId(number, cluster), rest
@@ -238,7 +238,7 @@ def job(app_id: AppId) -> SlurmJob | None:
     """Returns a job; None if Slurm has no job of that number, or has forgotten it.
 
     Raises:
-        ControllerAway: It did not answer for PATIENCE_SECONDS.
+        ControllerAway: The controller did not answer for PATIENCE_SECONDS.
     """
     try:
         return _from_scontrol(run("scontrol", *_among(app_id.cluster), "show", "job", app_id.number))
@@ -251,7 +251,7 @@ def job(app_id: AppId) -> SlurmJob | None:
 def states(app_ids: list[AppId]) -> dict[AppId, SlurmJob]:
     """Returns the states of several jobs, by two commands a cluster; jobs that Slurm has forgotten are left out.
 
-    The state of jobs on another cluster that does not answer is UNKNOWN: they are no reason to wait.
+    Jobs on another cluster that does not answer are UNKNOWN; nothing waits for them.
     """
     own = [app_id for app_id in app_ids if not app_id.cluster]
     found = _patiently(_states)("", own) if own else {}

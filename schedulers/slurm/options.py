@@ -16,9 +16,9 @@ PASSED_ON = (
     *("account", "partition", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "gres", "nice"),
     *("dependency", "begin", "comment", "mail_user", "mail_type", "clusters"),
 )
-IF_MISSED = "--kill-on-invalid-dep=yes"  # by default, a job whose dependency has failed would wait for ever
+IF_MISSED = "--kill-on-invalid-dep=yes"  # without it, a job whose dependency has failed waits for ever
 OPEN_MODES = ("append", "truncate")
-# Options of sbatch that status, logs and retries would not follow.
+# Options of sbatch that would break status, logs or retries.
 REFUSED = {
     **dict.fromkeys(("-a", "--array"), "submit one job for each"),
     **dict.fromkeys(("-o", "--output", "-e", "--error"), "torchx log needs the logs in the job directory"),
@@ -160,14 +160,14 @@ class SlurmOpts(StructuredOpts):
         return predecessors("slurm", self.after, self.after_any)
 
     def place(self, own: str, waits: list[Predecessor]) -> str:
-        """Returns the one of several clusters that has the jobs that this one waits for; empty if any will do.
+        """Returns the cluster, of several, that has the jobs to wait for; empty if any cluster will do.
 
         Args:
             own: The name of this machine's cluster.
             waits: The jobs that it waits for.
 
         Raises:
-            SchedulerError: They are on a cluster to which it does not go, or on several.
+            SchedulerError: The jobs are on a cluster that this job is not sent to, or on several.
         """
         asked, there = self.clusters or [own], ""
         for one in waits:
@@ -210,7 +210,7 @@ class SlurmOpts(StructuredOpts):
 def dependency(found: list[Predecessor], cluster: str = "") -> list[str]:
     """Returns the options of sbatch for jobs that must end first, and for the cluster that they are on.
 
-    They are no lines of the script, by which a user may run the job again when those jobs are long gone.
+    These are not in the script, so that a user can submit the script again when those jobs are long gone.
     """
     kinds = [f"{'afterany' if one.any_end else 'afterok'}:{AppId.parse(one.app_id).number}" for one in found]
     there = [f"--clusters={cluster}"] if cluster else []

@@ -31,7 +31,7 @@ class About:
 
     @classmethod
     def read(cls, job_dir: Path) -> "About":
-        """Reads them from the job directory."""
+        """Reads the properties from the job directory."""
         try:
             content = json.loads((job_dir / ABOUT).read_text())
             waits_for = [Predecessor(**one) for one in content.pop("predecessors", ())]
@@ -40,7 +40,7 @@ class About:
             raise damaged_record(job_dir / ABOUT) from error
 
     def write(self, job_dir: Path) -> None:
-        """Writes them into the job directory."""
+        """Writes the properties into the job directory."""
         (job_dir / ABOUT).write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
@@ -97,7 +97,7 @@ class Record:
         return (self._folder / CANCELLED).exists()
 
     def note_cancelled(self) -> None:
-        """Notes that the job is about to be cancelled: one that has not started leaves no other trace."""
+        """Notes that the job is about to be cancelled: a job that never started leaves no other trace."""
         with contextlib.suppress(OSError):  # Slurm has the last word
             for one in (self, *self.tasks):
                 one._folder.mkdir(exist_ok=True)

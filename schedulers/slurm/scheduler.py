@@ -79,7 +79,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         Raises:
             SchedulerError: Slurm refuses the job, a directory cannot be written, or a job to wait for is not there or
                 has failed; nothing is left behind.
-            NoRoom: It does so until other jobs have ended; nothing is left behind.
+            NoRoom: Slurm refuses the job until other jobs have ended; nothing is left behind.
             MaybeSubmitted: Slurm gave no answer; the job directory stays, as the job may run yet.
         """
         wanted, app = dryrun_info.request, dryrun_info.app
@@ -255,7 +255,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return View(job, record, self._look)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
-        """Returns the state of another job, None if nothing is known of it, and the end of its first replica's log."""
+        """Returns the state of another job, None if it is unknown, and the end of its first replica's log."""
         if self._tasks(app_id) and (answer := self._describe(app_id)):
             return answer.state.name, ""
         view = self._view(app_id)
@@ -265,7 +265,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
 
 def _missing(folder: Path) -> Iterator[Path]:
-    """Yields a directory and those above it as far as they do not exist, the innermost first."""
+    """Yields a directory and its parents as far as they do not exist, the innermost first."""
     while not folder.exists():
         yield folder
         folder = folder.parent
@@ -277,7 +277,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _changes_python(opts: SlurmOpts) -> bool:
-    """Returns whether the job may find another Python, or other files, than a command here and now."""
+    """Returns whether the job may find a different Python or different files than a command run here and now."""
     return bool(opts.setup or opts.container_image or opts.dependency)
 
 

@@ -34,12 +34,12 @@ COMMON = (
     + "\n".join(Path(__file__).with_name(f"{name}.sh").read_text() for name in ("requeue", "start", "batch"))
 )
 
-# The most bytes of a replica's command: it is an argument of bash, with some code, and Linux takes no longer ones.
+# Limit on a replica's command: with some code, it is one argument of bash, and Linux limits the length of arguments.
 MOST_COMMAND_BYTES = 120_000
 
 log = logging.getLogger(__name__)
 
-# Marks for values that are known only when the job runs. No argument can hold a NUL, and shlex quotes text that does.
+# Placeholders for values known only when the job runs. No argument can hold a NUL, and shlex quotes text that does.
 APP_ID, REPLICA_ID = "\0app_id\0", "\0replica_id\0"
 JOB, TASK = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 AT_CLUSTER = "@$SLURM_CLUSTER_NAME"

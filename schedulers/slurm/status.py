@@ -16,11 +16,11 @@ from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
-# An array is what the first of these is that a task is.
+# The state of an array is the first of these that any of its tasks has.
 LAST_TO_END = (AppState.RUNNING, AppState.PENDING, AppState.FAILED, AppState.CANCELLED)
 SHOWN_REPLICAS = 8
 NOT_YET_MET, NEVER_MET = "Dependency", "DependencyNeverSatisfied"
-# Reasons of Slurm by which a job waits until somebody does something.
+# Slurm's reasons for which a job waits until somebody acts.
 HELD = re.compile("held|hold", re.IGNORECASE)
 NEVER = re.compile(
     "BadConstraints|Invalid(Account|QOS)|(Account|QOS|AccountingPolicy)NotAllowed|ReservationDeleted|MaxMemPerLimit"
@@ -64,9 +64,9 @@ class View:
 
     @property
     def _was_cancelled(self) -> bool:
-        """Whether a job was cancelled that has ended and noted no end: as Slurm or torchx has said, or while it waited.
+        """Whether an ended job that noted no end was cancelled: by Slurm's or torchx's record, or while it waited.
 
-        One that has noted nothing at all was started all the same, where its node could not write.
+        A job without any note may have started, too, on a node that could not write it.
         """
         if self._note.startswith("running"):
             return bool(CANCELLED.search(self._last_log))
@@ -202,7 +202,7 @@ class View:
 
 
 def describe_array(app_id: str, tasks: Sequence[DescribeAppResponse]) -> DescribeAppResponse:
-    """Returns the status of an array, of the statuses of its tasks, each with its own role."""
+    """Returns the status of an array from the statuses of its tasks, each with its own role."""
     states = [task.state for task in tasks]
     failures = [task.structured_error_msg for task in tasks if task.structured_error_msg != NONE]
     return DescribeAppResponse(

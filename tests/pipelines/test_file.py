@@ -118,7 +118,7 @@ WRONG = [
     (
         "dlrm.single_node",
         "dlrm.single",
-        "steps.train.component: there is no component 'dlrm.single'; did you mean 'dlrm.sin",
+        "steps.train.component: unknown component 'dlrm.single'; did you mean 'dlrm.sin",
     ),
     ('component = "data.check"', "", "'steps.check.component' is missing"),
     ('after = ["check"]', 'after = ["chek"]', "steps.train.after: unknown step 'chek'; did you mean 'check'?"),

@@ -91,7 +91,7 @@ WRONG = [
     (
         "trials = 20",
         'component = "dlrm.multi"',
-        "component: there is no component 'dlrm.multi'; did you mean 'dlrm.mul",
+        "component: unknown component 'dlrm.multi'; did you mean 'dlrm.mul",
     ),
     ("trials = 20", 'component = "data.movielens"', "component: must take `config`, `out` and overrides"),
     ('config = "movielens"', "", "arguments.config is missing; name the configuration whose keys the space has"),

@@ -37,7 +37,7 @@ class Signature:
         except (ComponentNotFoundException, ComponentValidationException) as error:
             known = get_components()
             raise InputError(
-                f"{prefix}component: there is no component '{component}'{nearest(component, known)}"
+                f"{prefix}component: unknown component '{component}'{nearest(component, known)}"
             ) from error
         return cls(prefix, inspect.signature(function).parameters, defaults)
 

@@ -141,7 +141,7 @@ def test_a_service_account_without_the_right_is_named(cluster, submit, status, m
 @pytest.mark.parametrize(
     ("cfg", "text"),
     [
-        ("after=jobset://torchx/default:nowhere", "after=jobset://torchx/default:nowhere: there is no such job"),
+        ("after=jobset://torchx/default:nowhere", "after=jobset://torchx/default:nowhere: no such job"),
         ("after={bad}", "after={bad}: this job has ended as FAILED; nothing was submitted"),
         ("after=jobset://torchx/other:job", "after=jobset://torchx/other:job: must be a job in the namespace of this"),
         ("after=jobset://torchx/lab:default:job", "must be a job in the namespace of this one (default)"),

@@ -103,7 +103,7 @@ def test_what_cannot_be_waited_for_is_refused(torchx):
     before = torchx("list", "-s", "local_cwd").stdout
     for cfg, message in {
         f"after={bad}": "this job has ended as FAILED; nothing was submitted: run it again, or use after_any",
-        "after_any=local_cwd://torchx/sh-nowhere": "there is no such job; nothing was submitted",
+        "after_any=local_cwd://torchx/sh-nowhere": "no such job; nothing was submitted",
         "after=slurm://torchx/12": "must be the handle of a job of this scheduler, local_cwd://SESSION/ID, as",
         f"after={bad}/sh/0": "must be the handle of a job of this scheduler, local_cwd://SESSION/ID, as",
     }.items():

@@ -60,7 +60,7 @@ def test_jobs_that_have_ended_already(shell):
     before, folders = shell.listed(), [*(shell.folder / "slurm-jobs").iterdir()]
     for cfg, message in {
         f"after={bad}": f"-cfg after={bad}: this job has ended as FAILED; nothing was submitted",
-        "after=slurm://torchx/99999": "-cfg after=slurm://torchx/99999: there is no such job; nothing was submitted",
+        "after=slurm://torchx/99999": "-cfg after=slurm://torchx/99999: no such job; nothing was submitted",
         "after=slurm://torchx/x": "-cfg after=slurm://torchx/x: must end with the number of a Slurm job",
         f"after={good},dependency=singleton": "-cfg dependency=singleton: cannot be used beside after and after_any",
     }.items():

@@ -35,7 +35,9 @@ def profile(
     run = RunDirectory(out)
     with named("--out", out):
         if run.read(lock.FILE) is None:
-            raise InputError(f"--out is {place(out)}, which no job is writing to; name that of a running job")
+            raise InputError(
+                f"--out is {place(out)}, which no job is writing to; name the run directory of a running job"
+            )
         run.write_json(profiler.REQUEST_FILE, request.model_dump(exclude_none=True))
     print(
         f"requested; the job looks for it every {profiler.POLL_SECONDS:.0f} s, prints the table in its log and "

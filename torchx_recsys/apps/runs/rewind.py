@@ -181,7 +181,7 @@ def _read(directory: RunDirectory, name: str) -> str:
     with named(directory.key, directory.url):
         text = directory.read(name)
     if text is None:  # the job that writes to the run may have just deleted the checkpoint
-        raise InputError(f"{directory.key}: there is no '{without_secrets(directory.url_of(name))}'")
+        raise InputError(f"{directory.key}: no such file: '{without_secrets(directory.url_of(name))}'")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Measures the speeds of a kind of host once, and writes a file that plans use from then on.
+"""Measures the speeds of a kind of host, and writes them to a file for the planner.
 
 python -m trainer calibrate --out host.toml
 torchx run tools.calibrate --out host.toml -j 1x8
@@ -28,9 +28,9 @@ from trainer.plan.measurements import Calibration, save_calibration
 from trainer.plan.topology import GB_PER_SECOND, UNKNOWN_HARDWARE
 
 MIB = 2**20
-# On an H100 the kernels of 2,048 samples end before the next is launched: bytes and operations seemed to cost nothing.
+# On an H100, kernels of 2,048 samples end before the next one is launched: bytes and operations seem to cost nothing.
 BATCH_SIZES = {"cpu": 2048, "cuda": 65536}
-# How a figure is printed: its unit, and the unit in nanoseconds.
+# The printed unit of each figure, and that unit in nanoseconds.
 UNITS = {"step": ("ms", 1e6), "flop": ("ps", 1e-3), "batched_flop": ("ps", 1e-3)}
 
 
@@ -43,16 +43,16 @@ def calibrate(
     repeats: int = 20,
     overwrite: bool = False,
 ) -> None:
-    """Measures this kind of host and writes the file that planner.calibration takes.
+    """Measures this kind of host, and writes a file for planner.calibration.
 
-    Lookups by bag and by byte, updates by id, by row and by byte, the sorting of ids, the update of replicated tables,
-    the operations of dense parts and what a step takes beside all of that, and the reading of data; on two ranks and
-    more also exchanges between them, and on two hosts and more those between hosts. On a CPU the measure is processor
+    Measures lookups by bag and by byte, updates by id, by row and by byte, the sorting of ids, the update of replicated
+    tables, the operations of dense parts, the rest of a step, and the reading of data; with two ranks or more also
+    exchanges between ranks, and with two hosts or more exchanges between hosts. On a CPU the measure is processor
     time. All ranks measure at once, as they train; a figure is the median of theirs.
 
     Args:
         out: File to write, any fsspec URL.
-        scratch: Directory for a small data set and a run, which are removed; one that all hosts share.
+        scratch: Directory for a small data set and a run, which are removed; all hosts must share it.
         batch_size: Samples of a rank in a step. Unset: 2048; on a GPU 65536.
         table_mib: Memory of the tables that are measured, per rank: more than the caches hold.
         exchange_mib: Size of what ranks exchange.

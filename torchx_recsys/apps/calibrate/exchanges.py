@@ -7,7 +7,7 @@ from torch import Tensor
 from torchx_recsys.apps.calibrate.timing import nanoseconds
 from trainer.core.distributed import DistributedContext
 
-SMALL = 16  # the second message is 16 times smaller; the time that both take does not depend on bytes
+SMALL = 16  # how many times smaller the second message is; the time common to both does not depend on bytes
 
 
 def exchange_speeds(size: int, context: DistributedContext, repeats: int) -> dict[str, float]:

@@ -29,11 +29,11 @@ TABLE_ROWS = 100
 MEMORY_BATCHES = 8
 SCRATCH = "scratch-run"
 ENDLESS = 10**6
-SMALL = 8  # the second batch is 8 times smaller
-STEPS = 8  # batches that are read at a time
+SMALL = 8  # how many times smaller the second batch is
+STEPS = 8  # number of batches read at a time
 # The figures that explain a step, besides its tables.
 FIGURES = ("flop", "batched_flop", "dense_byte", "step")
-# Dense parts, each with a different main cost: products of small matrices, bytes, products of large ones, little.
+# Dense parts, each with a different main cost: products of small matrices, bytes, products of large matrices, overhead.
 MODELS: list[tuple[int, dict[str, Any]]] = [
     (26, {"name": "dlrm", "embedding_dim": 32, "dense_layers": [256, 128], "over_layers": [256, 128]}),
     (26, {"name": "deepfm", "embedding_dim": 32, "over_layers": [64]}),

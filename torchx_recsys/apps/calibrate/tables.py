@@ -13,8 +13,8 @@ from torchx_recsys.planner.step_time import GRADIENT_BYTES, LEAST_BYTES
 from trainer.optim.table_kernels import TableKernel
 
 VALUE_BYTES = 4
-TABLES = 4  # tables that a kernel looks up together
-SHARDS, ROWS_OF_SHARD, HOTNESS = 2, 10_000, 16  # of the tables whose ids are sorted by row shard
+TABLES = 4  # number of tables in a lookup kernel
+SHARDS, ROWS_OF_SHARD, HOTNESS = 2, 10_000, 16  # the shape of the tables for sorting ids by row shard
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def check_data(
     overwrite: bool = False,
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Finds what is wrong with a data set before a job is spent on it. CONFIG is a TOML file or a name.
+    """Finds faults of a data set before training on it. CONFIG is a TOML file or a name.
 
     Without CONFIG, --source names the files, and the use of each column is guessed.
 

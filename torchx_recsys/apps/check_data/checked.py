@@ -1,4 +1,4 @@
-"""What a check looks at: the configuration, what was read of each split, and the figures of each column."""
+"""The input of every check: the configuration, the rows read of each split, and the figures of each column."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Checked:
     """A data set that was read.
 
     Attributes:
-        config: Its use, limited to the features that are the values of a column of their name.
-        splits: What was read of each split; the first is the one to train on.
+        config: The use of the data, limited to features that are the plain values of the column of their name.
+        splits: The rows read of each split; the first split is for training.
         profiles: Figures of each column, by name.
-        time: A column to compare label rates along. Unset: files only.
-        retrieved: Labels that only losses of vectors learn: these compare a sample's item with others, so all may be 1.
+        time: A column of times, along which label rates are compared. Unset: they are compared by file only.
+        retrieved: Labels of retrieval losses only: these compare a sample's item with others, so all labels may be 1.
     """
 
     config: DataConfig
@@ -45,11 +45,11 @@ class Checked:
         return [*self.config.dense, *self.config.sparse]
 
     def of(self, names: Iterable[str | None]) -> Iterator[Profile]:
-        """Yields the columns that were read, of some names."""
+        """Yields the columns with these names, if they were read."""
         return (self.profiles[name] for name in names if name in self.profiles)
 
     def columns(self, names: Iterable[str | None]) -> Iterator[tuple[Profile, Measured, Tally]]:
-        """Yields these columns in every split that has them, with the tally there."""
+        """Yields these columns in every split that has them, with their tally in the split."""
         return (
             (profile, measured, measured.tally(profile.name))
             for profile in self.of(names)
@@ -57,7 +57,7 @@ class Checked:
         )
 
     def used(self, *kinds: str) -> Iterator[Profile]:
-        """Yields the features of some kinds of values: integer, number, text, integers, texts."""
+        """Yields the features whose values are of certain kinds: integer, number, text, integers, texts."""
         return (profile for profile in self.of(self.features) if profile.kind in kinds)
 
     def dtype(self, name: str) -> pa.DataType:

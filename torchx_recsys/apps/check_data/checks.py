@@ -1,4 +1,4 @@
-"""All checks of a data set that was read, in the order of their findings."""
+"""The list of all checks, in the order of their findings."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ from trainer.core.errors import InputError
 
 
 def check_all_null(checked: Checked) -> Iterator[Finding]:
-    """Yields features without any value."""
+    """Finds features without any value."""
     for profile, measured, tally in checked.columns(checked.features):
         if not tally.values:
             found = f"none of {plural(tally.rows, 'row')} has a value"
@@ -28,7 +28,7 @@ MOSTLY_NULL = 0.9
 
 
 def check_mostly_null(checked: Checked) -> Iterator[Finding]:
-    """Yields features that seldom have a value: they cost as much as others, and tell little."""
+    """Finds features that seldom have a value: they cost as much as others and carry little information."""
     for profile, measured, tally in checked.columns(checked.features):
         if tally.values and tally.nulls >= MOSTLY_NULL * tally.rows:
             found = f"{percent(tally.nulls, tally.rows)} of the rows have no value"
@@ -36,7 +36,7 @@ def check_mostly_null(checked: Checked) -> Iterator[Finding]:
 
 
 def check_constant(checked: Checked) -> Iterator[Finding]:
-    """Yields features with one value."""
+    """Finds features with a single value."""
     for profile, measured, tally in checked.columns(checked.features):
         if _is_constant(profile, measured, tally):
             value = readable(measured.sample.column(profile.name).drop_null()[0].as_py())
@@ -54,7 +54,7 @@ def _is_constant(profile: Profile, measured: Measured, tally: Tally) -> bool:
 
 
 def check_not_finite(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers that are NaN or infinite, which training refuses."""
+    """Finds NaN and infinite values, which training refuses."""
     config = checked.config
     remedies = dict.fromkeys(config.dense, "write a null where there is no number, and set 'missing'")
     remedies |= dict.fromkeys(config.labels, "leave these rows out") | {config.weight: "write 0 or 1"}
@@ -69,7 +69,7 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def check_beyond_float32(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers that are infinite in float32, in which training computes."""
+    """Finds values that are infinite in float32, in which training computes."""
     for profile, measured, tally in checked.columns(checked.config.dense):
         if tally.largest > LARGEST_FLOAT32:
             found = f"a value of {tally.largest:.3g} is beyond float32, which ends at {LARGEST_FLOAT32:.3g}"
@@ -77,11 +77,11 @@ def check_beyond_float32(checked: Checked) -> Iterator[Finding]:
             yield Finding("error", "huge", measured.name, profile.name, found, remedy)
 
 
-HUGE = 1e6  # standard deviations
+HUGE = 1e6  # distance of an outlier from the mean, in standard deviations
 
 
 def check_huge(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers far beyond all others: their gradients are, too."""
+    """Finds values far beyond all others, which have gradients far beyond all others."""
     for profile, measured, tally in checked.columns(checked.config.dense):
         values, feature = profile.finite(profile.first), checked.config.dense[profile.name]
         spread = middle_std(values) if len(values) else 0.0
@@ -96,7 +96,7 @@ def check_huge(checked: Checked) -> Iterator[Finding]:
 
 
 def check_transforms(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers that training refuses for the transform of their feature."""
+    """Finds values that training refuses for the transform of their feature."""
     for profile, measured, tally in checked.columns(checked.config.dense):
         feature = checked.config.dense[profile.name]
         is_float32 = tally.has_values and tally.largest <= LARGEST_FLOAT32
@@ -116,11 +116,11 @@ def _refused(name: str, tally: Tally, feature: DenseFeature) -> str:
     return ""
 
 
-SHIFTED, MOVED = 1.0, 0.25  # population stability indices; from 0.25 on it is usually called a shift
+SHIFTED, MOVED = 1.0, 0.25  # population stability indices; by convention, 0.25 or more is a shift
 
 
 def check_shift(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers that are distributed differently in another split than in the one to train on."""
+    """Finds features whose distribution in another split differs from the training split."""
     for profile in checked.of(checked.config.dense):
         for measured in profile.measured[1:]:
             index = profile.shift(measured)
@@ -132,7 +132,7 @@ def check_shift(checked: Checked) -> Iterator[Finding]:
 
 
 def check_weight_nulls(checked: Checked) -> Iterator[Finding]:
-    """Yields weights of samples that are null."""
+    """Finds weights of samples that are null."""
     for profile, measured, tally in checked.columns([checked.config.weight]):
         if tally.nulls:
             found = f"{plural(tally.nulls, 'row')} without a weight"
@@ -140,7 +140,7 @@ def check_weight_nulls(checked: Checked) -> Iterator[Finding]:
 
 
 def check_negative_weights(checked: Checked) -> Iterator[Finding]:
-    """Yields weights below 0, with which training would unlearn."""
+    """Finds negative weights, with which training would unlearn."""
     for profile, measured, tally in checked.columns([checked.config.weight]):
         if tally.minimum < 0:
             found = f"the smallest weight is {tally.minimum:g}; none may be below 0"
@@ -152,7 +152,7 @@ MOSTLY_ZERO = 0.5
 
 
 def check_zero_weights(checked: Checked) -> Iterator[Finding]:
-    """Yields weights that are mostly or always 0."""
+    """Finds weights that are mostly or always 0."""
     for profile, measured, tally in checked.columns([checked.config.weight]):
         if tally.minimum == tally.maximum == 0:
             found, remedy = "every weight is 0: nothing is learned", "leave it out"

@@ -15,11 +15,11 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 from trainer.data.row_groups import RowGroupReader
 
-NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # as programs write them, beside nothing
+NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # besides an empty field
 DELIMITERS = ",;\t|"
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
-KINDS = {"int64": "integer", "float64": "number", "list": "integers"}  # the first that all values can be
-LISTS = 0.1  # texts are lists if more than this fraction of them has a separator
+KINDS = {"int64": "integer", "float64": "number", "list": "integers"}  # in order of preference
+LISTS = 0.1  # a column of texts counts as lists if more than this fraction has a separator
 
 
 @dataclass
@@ -27,10 +27,10 @@ class _Values:
     """The values of a column so far.
 
     Attributes:
-        number: Values.
-        separated: Values with a separator of lists.
-        types: The types that all of them can be read as, `list` for integers between separators.
-        nulls: The words for null among them.
+        number: Number of values.
+        separated: Number of values with a separator of lists.
+        types: The types that fit all values; `list` stands for integers between separators.
+        nulls: The words for null among the values.
     """
 
     number: int = 0
@@ -81,7 +81,7 @@ def guess_types(
         InputError: A file cannot be read, or has no header.
     """
     columns: dict[str, _Values] = {}
-    config = config.model_copy(update={"labels": []})  # every column is text then
+    config = config.model_copy(update={"labels": []})  # so that every column is read as text
     first = open_split("train", "--source", files["train"], config, seed)
     config = config.model_copy(update={"csv": CsvConfig(delimiter=_delimiter(first, config))})
     for name, urls in files.items():
@@ -96,7 +96,7 @@ def guess_types(
 
 
 def _delimiter(split: Split, config: DataConfig) -> str | None:
-    """Returns the delimiter; if the header reads as one name, the delimiter that it has most often."""
+    """Returns the delimiter: the configured one, or the most frequent one in a header that would be a single name."""
     (header, *more) = split.files.files[0].schema.names
     best = max(DELIMITERS, key=header.count)
     return best if not more and best in header else config.csv.delimiter

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BUCKETS = 10
-FLOOR = 1e-4  # the share of an empty bucket: the logarithm of 0 is infinite
+FLOOR = 1e-4  # share assumed for an empty bucket, as the logarithm of 0 is infinite
 TRANSFORMS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
     "log1p": (-1.0, np.log1p),
     "log3": (-3.0, lambda x: np.log(x + 3)),
 }
 """Transforms that are suggested: the bound below all values, and the function."""
 SKEWED = 3.0
-FREQUENT = 20  # the rank of an id with fewer occurrences is mostly chance
-RARE = 16  # ids with fewer occurrences are joined where they are alike
-SHRINK = 1.0  # samples with the mean label rate that are added to the samples of each id
+FREQUENT = 20  # below this count, the rank of an id is mostly chance
+RARE = 16  # ids with fewer occurrences and equal counts are computed together
+SHRINK = 1.0  # number of samples with the mean label rate added to each id's samples
 
 
 def auc(scores: np.ndarray, negatives: np.ndarray, positives: np.ndarray) -> float:
@@ -58,9 +58,9 @@ def edges_of(values: np.ndarray) -> np.ndarray:
 
 
 def rank_error(rows: int) -> float:
-    """Returns how far the share of values below any value is off in a sample of rows, at most, 19 of 20 times.
+    """Returns the 95 % error bound of an empirical distribution function for a sample of rows.
 
-    That is the inequality of Dvoretzky, Kiefer and Wolfowitz, with Massart's constant.
+    By the inequality of Dvoretzky, Kiefer and Wolfowitz, with Massart's constant.
     """
     return float(np.sqrt(np.log(2 / 0.05) / (2 * rows)))
 
@@ -85,7 +85,7 @@ def skewness(values: np.ndarray) -> float:
     if spread == 0:
         return 0.0
     standard = (values - values.mean()) / spread
-    return float((standard * standard * standard).mean())  # a tenth of the time of **
+    return float((standard * standard * standard).mean())  # ten times as fast as **
 
 
 def middle_std(values: np.ndarray) -> float:
@@ -95,10 +95,10 @@ def middle_std(values: np.ndarray) -> float:
 
 
 def best_transform(values: np.ndarray) -> str:
-    """Returns the transform to suggest for finite values: for skewed values, a logarithm that is defined for all."""
+    """Suggests a transform for finite values: for skewed values, a logarithm that is defined for all of them."""
     if len(values) and skewness(values) > SKEWED:
         for name, (above, _) in TRANSFORMS.items():
-            # Half of the way to the pole of the logarithm is left for values that have not been seen yet.
+            # Half of the distance to the pole of the logarithm is left for values not seen yet.
             if values.min() >= above / 2:
                 return name
     return "none"
@@ -115,7 +115,7 @@ class Ids:
 
     Attributes:
         distinct: The different ids.
-        codes: The place of each id among these, `[N]`.
+        codes: The index of each id in `distinct`, `[N]`.
         row_of: The row of each id, `[N]`.
         rows: The number of rows.
     """
@@ -165,12 +165,12 @@ class Ids:
 
 
 def readable(value: object) -> object:
-    """Returns a value of a column; of a string its text, in which a byte that is not UTF-8 is written in hex."""
+    """Returns a value of a column as shown: bytes of strings that are not UTF-8 are written in hex."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
-    """Returns the ids of a column of single ids or lists, in a type of `COMPUTED`; nulls are no ids."""
+    """Returns the ids of a column of single ids or lists, in a type of `COMPUTED`, without nulls."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     rows = np.arange(len(array))
     if pa.types.is_large_list(array.type):
@@ -184,10 +184,10 @@ def ids_of(column: pa.ChunkedArray | pa.Array) -> Ids:
 
 
 def shares_of_ids(expected: Ids, found: Ids) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the shares of ids in two samples, by tenths of the first one's ids, the most frequent ids first.
+    """Returns the shares of ids in two samples, by deciles of the first sample's ids in order of frequency.
 
-    The tenths are of every other row of the first sample, its shares of the rows between: of rows that made the
-    tenths, no id would be new, however seldom ids repeat. The last share is of new ids.
+    Deciles come from every other row of the first sample, and its shares from the remaining rows: in the rows that
+    defined the deciles, no id would be new. The last share is of new ids.
     """
     counts, others = expected.counts_in(np.arange(expected.rows) % 2, 2).T
     order = np.argsort(-counts, kind="stable")
@@ -211,7 +211,7 @@ def zipf_exponent(counts: np.ndarray) -> float:
         return 0.0
     logs = np.log(np.arange(1, len(frequent) + 1))
     observed, low, high = float(frequent @ logs / frequent.sum()), 0.0, 5.0
-    for _ in range(40):  # the mean of log ranks falls with the exponent
+    for _ in range(40):  # bisection: the mean of log ranks falls with the exponent
         middle = (low + high) / 2
         weights = np.exp(-middle * logs)
         low, high = (middle, high) if weights @ logs / weights.sum() > observed else (low, middle)
@@ -237,7 +237,7 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
             continue
         mean = rows[counted, 1] / rows[counted].sum()
         rates = (counts[:, counted, 1] + SHRINK * mean) / (counts[:, counted].sum(axis=1) + SHRINK)
-        if ids.is_single:  # all rows with an id have one score, and all rows without an id another
+        if ids.is_single:  # all rows with the same id have the same score
             others = counts[:, 1 - counted] * times[:, np.newaxis]
             scores, others = np.append(rates, mean), np.vstack([others, rows[1 - counted] - others.sum(axis=0)])
         else:
@@ -250,7 +250,7 @@ def auc_of_ids(ids: Ids, labels: np.ndarray, seed: int) -> float:
 
 
 def _alike(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the different counts of ids, and how many ids have them: most ids are rare, so that few are left to sort.
+    """Groups ids with equal counts: most ids are rare, so that few groups are left to sort.
 
     Args:
         counts: How often each id occurs in each of 4 groups, `[D, 4]`.

@@ -1,4 +1,4 @@
-"""Checks of the files of a data set: their columns, sizes and row groups."""
+"""Checks of files: their columns, sizes and row groups."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def schema_findings(splits: Sequence[Split], config: DataConfig | None) -> list[
 
 
 def index_findings(splits: Sequence[Split]) -> list[Finding]:
-    """Returns a note on a column without a name: in CSV files mostly the index of the rows, which is left out."""
+    """Returns a note on a column without a name: in CSV files usually the row index; it is left out."""
     unnamed = [file for split in splits for file in split.files.files if "" in file.schema.names]
     if not unnamed:
         return []
@@ -48,7 +48,7 @@ def index_findings(splits: Sequence[Split]) -> list[Finding]:
 
 
 def refuse_repeated(splits: Sequence[Split], flags: Mapping[str, str | None]) -> None:
-    """Refuses a flag that names a column which a file has twice.
+    """Refuses a flag that names an ambiguous column, which a file has more than once.
 
     Raises:
         InputError: The message names the flag and the file.
@@ -60,7 +60,7 @@ def refuse_repeated(splits: Sequence[Split], flags: Mapping[str, str | None]) ->
 
 
 def repeated_columns(splits: Sequence[Split]) -> dict[str, str]:
-    """Returns the names that a file has more than one column of, each with the first such file."""
+    """Returns column names that occur more than once in a file, each with the first such file."""
     found: dict[str, str] = {}
     for file in (file for split in splits for file in split.files.files.first_of_schemas().values()):
         for name, times in Counter(file.schema.names).items():
@@ -70,9 +70,9 @@ def repeated_columns(splits: Sequence[Split]) -> dict[str, str]:
 
 
 def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[tuple[str, str, str]]:
-    """Yields each file that lacks a column, has it twice, or has another type than the first file with values.
+    """Yields each file that lacks a column, has it twice, or deviates from the type in the first file with values.
 
-    Beside the file: what differs, and what to do.
+    Each with the difference and the remedy.
     """
     remedy = "write all files with the same columns"
     first: tuple[str, DataFile] | None = None
@@ -91,7 +91,7 @@ def _differences(name: str, splits: Sequence[Split], of_ids: bool) -> Iterator[t
 
 
 def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
-    """Returns the first reason for which training would refuse the files of each split."""
+    """Returns the first reason for training to refuse the files of each split."""
     found = []
     for split in splits:
         try:
@@ -103,7 +103,7 @@ def _refused(splits: Sequence[Split], config: DataConfig) -> list[Finding]:
 
 
 def check_empty_files(checked: Checked) -> Iterator[Finding]:
-    """Yields files without rows: a job that wrote them may have failed."""
+    """Finds files without rows: the job that wrote them may have failed."""
     for measured in checked.splits:
         files = measured.split.files.files
         if empty := [file.name for file in files if not sum(file.row_groups)]:
@@ -111,11 +111,11 @@ def check_empty_files(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "empty file", empty[0], "", found, "look at how it is written")
 
 
-UNEVEN = 20  # times the median
+UNEVEN = 20  # rows of an uneven file, as a multiple of the median
 
 
 def check_uneven_files(checked: Checked) -> Iterator[Finding]:
-    """Yields a file with far more rows than others: the others may be cut off."""
+    """Finds a file with far more rows than the others, which may be truncated."""
     for measured in checked.splits:
         files = measured.split.files.files
         rows = np.array([sum(file.row_groups) for file in files])
@@ -127,7 +127,7 @@ def check_uneven_files(checked: Checked) -> Iterator[Finding]:
 
 
 def check_large_row_groups(checked: Checked) -> Iterator[Finding]:
-    """Yields a row group that is larger than the shuffle window: whole row groups are in memory."""
+    """Finds a row group larger than the shuffle window: whole row groups are held in memory."""
     files, window = checked.first.split.files, checked.config.shuffle_window_rows
     largest = max(files.row_groups, key=lambda group: group.rows)
     if checked.config.shuffle and largest.rows > window:
@@ -141,7 +141,7 @@ MANY_GROUPS = 100
 
 
 def check_small_row_groups(checked: Checked) -> Iterator[Finding]:
-    """Yields many small row groups: training reads each by itself."""
+    """Finds many small row groups, which training reads one by one."""
     files = checked.first.split.files
     number, mean = len(files.row_groups), files.rows / len(files.row_groups)
     if checked.config.shuffle and number > MANY_GROUPS and mean < SMALL_GROUP:

@@ -27,18 +27,18 @@ GROUP = re.compile(r"(user|session|visitor|customer|member|query)(_?id)?|uid|qid
 ID = re.compile(
     r"\w*(id|ids|code|zip|zipcode|hour|weekday|category|type|kind|class|gender|sex|region|country|city|brand|device|"
     r"items?|products?|films?|movies?|videos?|songs?|articles?|ads?|campaigns?|shop|merchant|publisher)|"
-    r"c\d+|(\w+_)?cat_?\d+",  # as in Criteo's logs
+    r"c\d+|(\w+_)?cat_?\d+",  # names as in Criteo's logs
     re.IGNORECASE,
 )
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
-INPUTS = ("present", "values", "lengths", "weights")  # of an exported model, behind the name of a feature
-COMPACT = 4  # ids are numbered if the highest is below this many times their number
+INPUTS = ("present", "values", "lengths", "weights")  # suffixes that an exported model adds to the name of a feature
+COMPACT = 4  # ids count as consecutive if the highest is below this multiple of their number
 ROUNDED = 1000
-FEW_IDS = 10_000  # an estimate of a sample is low, but a longer vocabulary is no less exact
-LARGE = 100_000  # rows of all tables above which the model has its own default sizes
+FEW_IDS = 10_000  # limit for a vocabulary; a sample underestimates, but a longer vocabulary is exact, too
+LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 65536
-OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # of a standardized feature the mean is 0 and the deviation 1
+OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # limits for mean and deviation, which are 0 and 1 if standardized
 HOTTER = 1.25
 
 
@@ -47,7 +47,7 @@ class Suggestion:
     """A key to set.
 
     Attributes:
-        key: The key.
+        key: The key to set.
         now: Its value.
         value: A better one.
         why: The reason.
@@ -60,12 +60,12 @@ class Suggestion:
 
 
 def guess_label(profiles: Mapping[str, Profile], label: str | None, repeated: Mapping[str, str] = {}) -> str:
-    """Returns the column to predict: `label`, or the column that looks most like a label.
+    """Returns the column to predict: `label`, or the column that most resembles a label.
 
     Args:
         profiles: The columns.
         label: The column, if it is given.
-        repeated: Names that a file has more than one column of, each with the file.
+        repeated: Column names that occur more than once in a file, each with the file.
 
     Raises:
         InputError: The column is missing or has values other than 0 and 1, or no column looks like a label.
@@ -92,13 +92,13 @@ def guess_label(profiles: Mapping[str, Profile], label: str | None, repeated: Ma
     has = f"these have 0 and 1: {some_of(binary)}" if binary else "none has only the values 0 and 1"
     if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
         raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")
-    # Who writes a table by hand, or exports one to train on, puts the label last.
+    # In tables written by hand or exported for training, the label is usually last.
     such = f", such as --label {shlex.quote(binary[-1])}" if binary else ""
     raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one{such}")
 
 
 def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
-    """Returns the keys of the section `data` for columns, and the columns that are left out, each with the reason.
+    """Guesses the keys of section `data` from columns; also returns the columns left out, each with the reason.
 
     Args:
         profiles: The columns; their `labels` are `label`.
@@ -124,7 +124,7 @@ def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[
 
 
 def columns_of_few_ids(data: Tree, profiles: Mapping[str, Profile]) -> list[str]:
-    """Returns the columns of so few ids that each gets a row by a vocabulary, where hashes would let some share rows.
+    """Returns the columns with so few ids that a vocabulary gives each its own row, without collisions of hashes.
 
     Args:
         data: The result of `guess_data`.
@@ -160,7 +160,7 @@ def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, ro
 
 
 def _renamed(data: Tree) -> Tree:
-    """Gives a feature that is named like an input of another one, such as NAME.values, a name that exports take."""
+    """Renames features whose name equals an input of another feature, such as NAME.values, which exports refuse."""
     kinds = ("dense", "sparse")
     known = [name for kind in kinds for name in data[kind]]
 
@@ -180,7 +180,7 @@ def _renamed(data: Tree) -> Tree:
 
 
 def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:
-    """Returns values of keys that would suit the data better than the configuration."""
+    """Suggests values of keys that suit the data better than the configuration's."""
     found = []
     for name in config.dense:
         if name in profiles and profiles[name].kind in ("integer", "number"):
@@ -197,14 +197,14 @@ def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Sug
 
 
 def sparse_rule(profile: Profile) -> dict[str, Any]:
-    """Returns the rule for ids that all ids of the data fit."""
+    """Returns a rule for ids that fits all ids of the data."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     ids, whole = profile.first_ids, all(measured.is_all_read for measured in profile.measured)
     distinct = profile.distinct
     low, high = min(one.minimum for one in tallies), max(one.maximum for one in tallies)
     rule: dict[str, Any] = {"rows": suggested_rows(profile), "ids": "hash"}
     if profile.kind in ("integer", "integers") and low >= 0 and high < max(ROUNDED, COMPACT * distinct):
-        # Rows that were not read may have higher ids, which only `error` refuses.
+        # Rows that were not read may have higher ids, which only the rule `error` refuses.
         rule = {"rows": int(high) + 1, **({} if whole else {"ids": "modulo"})}
     if profile.kind in ("integers", "texts"):
         rule["hotness"] = max(0.01, round(ids.hotness, 2))
@@ -238,7 +238,7 @@ def _named_like_a_label(name: str) -> bool:
 
 
 def _no_label(profile: Profile) -> str:
-    """Returns why a column is not a label, and what to do; empty if it is a label."""
+    """Returns why a column cannot be a label, and the remedy; empty if it can."""
     tally = profile.first.tally(profile.name)
     if profile.kind == "text":
         values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
@@ -255,7 +255,7 @@ def _no_label(profile: Profile) -> str:
 
 
 def _is_binary(profile: Profile) -> bool:
-    """Returns whether the values of a column are 0 and 1, beside nulls."""
+    """Returns whether the values of a column are 0, 1 and null."""
     if profile.kind not in ("integer", "number"):
         return False
     tally = profile.first.tally(profile.name)
@@ -282,7 +282,7 @@ def _is_sparse(profile: Profile) -> bool:
 
 
 def _why_not(profile: Profile) -> str:
-    """Returns why a column is not a feature; empty if it is a feature."""
+    """Returns why a column cannot be a feature; empty if it can."""
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     if profile.kind == "time" or (profile.kind == "integer" and TIME.fullmatch(profile.name)):
         return "a time"

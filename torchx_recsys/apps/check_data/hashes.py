@@ -1,4 +1,4 @@
-"""Hashes of values and of rows, the same in every process: for copies of rows, and for different ids."""
+"""Hashes of values and rows, the same in every process; used to find copies of rows and to count distinct ids."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,8 +9,8 @@ import pyarrow as pa
 from torchx_recsys.apps.check_data.splits import Kind
 from trainer.core.arrays import mix, places_in_groups
 
-NULL = np.uint64(0x9D39247E33776D41)  # the bits of no likely number
-WORD, LONG = 8, 256  # bytes of texts
+NULL = np.uint64(0x9D39247E33776D41)  # bits that no likely number has
+WORD, LONG = 8, 256  # bytes of a text hashed at once; bytes of a long text
 
 
 def hash_rows(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -23,8 +23,8 @@ def hash_rows(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def different(hashes: np.ndarray) -> np.ndarray:
-    """Returns the different ones of integers, ascending, in a seventh of the time that np.unique of NumPy 2.4 takes."""
-    ordered = np.sort(hashes, kind="stable")  # which merges hashes that are ascending in parts
+    """Returns the distinct integers, ascending, seven times as fast as np.unique of NumPy 2.4."""
+    ordered = np.sort(hashes, kind="stable")  # a stable sort merges hashes that are ascending in parts
     return np.concatenate([ordered[:1], ordered[1:][ordered[1:] != ordered[:-1]]])
 
 
@@ -45,12 +45,12 @@ def bits_of(values: pa.Array, kind: Kind) -> np.ndarray:
 
 
 def _hash_texts(values: pa.LargeBinaryArray) -> np.ndarray:
-    """Returns hashes of texts: eight bytes of every text at a time, which takes a tenth of the time of BLAKE2b."""
+    """Returns hashes of texts: eight bytes of every text at a time, ten times as fast as BLAKE2b."""
     _, places, content = values.buffers()
     ends = np.frombuffer(places, np.int64)[values.offset : values.offset + len(values) + 1]
     starts, lengths = ends[:-1], np.diff(ends)
     padded = np.append(np.frombuffer(content or b"", np.uint8)[: ends[-1]], np.zeros(WORD, np.uint8))
-    words = np.ndarray(len(padded) - WORD + 1, "<u8", padded, strides=(1,))  # that begin at any byte
+    words = np.ndarray(len(padded) - WORD + 1, "<u8", padded, strides=(1,))  # words that begin at any byte
     hashed, long = lengths.astype(np.uint64), np.arange(len(values))
     for start in range(0, LONG, WORD):
         long = long[lengths[long] > start]

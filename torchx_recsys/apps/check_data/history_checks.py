@@ -1,4 +1,4 @@
-"""Checks of histories: actions that are not before their row, which no model knows when it is to predict."""
+"""Checks of histories: actions at or after the time of their row, unknown when a model predicts."""
 
 from collections.abc import Iterator
 
@@ -11,24 +11,24 @@ from torchx_recsys.apps.check_data.finding import Finding, percent
 from trainer.core.console import plural
 from trainer.rules.plain_types import list_lengths
 
-LATE = 0.001  # of the rows
+LATE = 0.001  # share of rows from which late actions are an error
 
 
 def check_late_actions(checked: Checked) -> Iterator[Finding]:
-    """Yields lists of times that reach to the time of their row or beyond: a model learns what it cannot know."""
+    """Finds lists of times that reach the time of their row or go beyond it: the model learns from the future."""
     for times, now, rule in _times(checked):
         for measured in checked.splits:
             lists, ends = (measured.sample.column(name).combine_chunks() for name in (times, now))
             row = np.repeat(np.arange(len(ends)), list_lengths(lists))
             after = _numbers(lists.flatten()) - _numbers(ends)[row]
-            rows = len(np.unique(row[after >= 0]))  # a null is a NaN, and not late
+            rows = len(np.unique(row[after >= 0]))  # a null is NaN, and so not late
             if not rows:
                 continue
             found = (
                 f"{percent(rows, len(ends))} of the rows have a time at or after {now}, up to "
                 f"{plural(int(np.nanmax(after)), 'second')} after it"
             )
-            # Of actions in the second of their row, times do not tell which was first; `check_own_ids` sees its own.
+            # Times do not order actions within the second of their row; `check_own_ids` finds the row's own action.
             later = len(np.unique(row[after > 0]))
             severity = "error" if later > LATE * len(ends) else "warning"
             remedy = f"end the lists before {now}, or let training do so: times = '{times}', before = '{now}'"
@@ -38,7 +38,7 @@ def check_late_actions(checked: Checked) -> Iterator[Finding]:
 
 
 def _times(checked: Checked) -> Iterator[tuple[str, str, str | None]]:
-    """Yields columns of times, with the column of the row's own time, and a feature that leaves late ids out."""
+    """Yields columns of times with the column of the row's time, and a feature that drops late ids."""
     config, raw = checked.config, checked.config.raw
     filtered = {one.times: (str(one.before), name) for name, one in config.sparse.items() if one.times}
     pairs = {
@@ -58,7 +58,7 @@ OF_LISTS = {"integers": "integer", "texts": "text"}
 
 
 def check_own_ids(checked: Checked) -> Iterator[Finding]:
-    """Yields lists that begin or end with the id of the row itself: the action to predict is in its own history."""
+    """Finds lists that begin or end with the id of the row itself: the history has the action to predict."""
     sparse = checked.config.sparse
     for profile in (one for one in checked.of(sparse) if one.kind in OF_LISTS):
         for other in (one for one in checked.of(sparse) if one.kind == OF_LISTS[profile.kind]):
@@ -74,7 +74,7 @@ def check_own_ids(checked: Checked) -> Iterator[Finding]:
 
 
 def _shares_of_own(lists: pa.LargeListArray, ids: pa.Array) -> dict[str, float]:
-    """Returns in how many of the rows that have both the first or the last id of the list is the row's."""
+    """Returns how often the last and the first id of the list are the row's id, among rows that have both."""
     has_both = (list_lengths(lists) > 0) & ids.is_valid().to_numpy(zero_copy_only=False)
     lists, ids = lists.filter(pa.array(has_both)), ids.filter(pa.array(has_both))
     stops = np.cumsum(list_lengths(lists))
@@ -86,5 +86,5 @@ def _shares_of_own(lists: pa.LargeListArray, ids: pa.Array) -> dict[str, float]:
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """Returns integers, `[N]` float64, NaN for a null."""
+    """Returns integers as float64, `[N]`, with NaN for null."""
     return column.to_numpy(zero_copy_only=False).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Checks of ids: ids that do not fit their table, hardly repeat, or are unknown from training."""
+"""Checks of ids that do not fit their table, hardly repeat, or are unknown from training."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from trainer.rules.hashing import as_integers, salted
 
 
 def check_outside(checked: Checked) -> Iterator[Finding]:
-    """Yields ids that are no row of their table, with `ids = "error"`: training refuses them."""
+    """Finds ids beyond their table with `ids = "error"`: training refuses them."""
     for profile, measured, tally in checked.columns(checked.config.sparse):
         feature = checked.config.sparse[profile.name]
         if feature.ids == "error" and tally.has_values and (tally.minimum < 0 or tally.maximum >= feature.rows):
@@ -26,7 +26,7 @@ def check_outside(checked: Checked) -> Iterator[Finding]:
 
 
 def check_wraps_around(checked: Checked) -> Iterator[Finding]:
-    """Yields ids a little above their table, with `ids = "modulo"`: few ids share rows, by mistake."""
+    """Finds ids slightly beyond their table with `ids = "modulo"`: few ids share rows, probably by mistake."""
     for profile, measured, tally in checked.columns(checked.config.sparse):
         feature = checked.config.sparse[profile.name]
         if feature.ids == "modulo" and tally.minimum >= 0 and feature.rows <= tally.maximum < 2 * feature.rows:
@@ -46,12 +46,12 @@ def _outside(profile: Profile, measured: Measured, feature: SparseFeature) -> st
     return percent(int(counts[(ids < 0) | (ids >= feature.rows)].sum()), int(counts.sum()))
 
 
-ENOUGH = 1000  # ids that a sample needs before its figures mean anything
+ENOUGH = 1000  # minimum number of ids in a sample for meaningful figures
 UNIQUE = 0.9
 
 
 def check_unique(checked: Checked) -> Iterator[Finding]:
-    """Yields ids that hardly repeat: what is learned of an id is never used again."""
+    """Finds columns whose ids hardly repeat: what training learns about an id is never used again."""
     for profile in checked.of(checked.config.sparse):
         distinct, values = len(profile.first_ids.distinct), len(profile.first_ids.codes)
         if counted := profile.counted:
@@ -69,7 +69,7 @@ SHARED = 0.5
 
 
 def check_small_tables(checked: Checked) -> Iterator[Finding]:
-    """Yields tables in which most ids share their row by chance."""
+    """Finds tables in which most ids share a row by chance."""
     for profile in checked.of(checked.config.sparse):
         feature = checked.config.sparse[profile.name]
         if (shared := _shared_by_chance(profile, feature)) > SHARED:
@@ -80,7 +80,7 @@ def check_small_tables(checked: Checked) -> Iterator[Finding]:
 
 
 def check_shared_rows(checked: Checked) -> Iterator[Finding]:
-    """Yields ids that share their row by their hash, though the table is not too small."""
+    """Finds ids whose hashes share a row although the table is large enough."""
     for profile in checked.of(checked.config.sparse):
         feature, ids = checked.config.sparse[profile.name], profile.first_ids.distinct
         if feature.ids != "hash" or _shared_by_chance(profile, feature) > SHARED:
@@ -94,19 +94,19 @@ def check_shared_rows(checked: Checked) -> Iterator[Finding]:
 
 
 def _shared_by_chance(profile: Profile, feature: SparseFeature) -> float:
-    """Returns the share of ids that are expected to share their row, if rows are given by chance; else 0."""
+    """Returns the expected share of ids that share a row, if rows are assigned by chance; else 0."""
     scattered = feature.ids == "modulo" and profile.first.tally(profile.name).maximum >= 2 * feature.rows
     if profile.distinct < 2 or not (feature.ids == "hash" or scattered):
         return 0.0
     return 1 - np.exp((profile.distinct - 1) * np.log1p(-1 / feature.rows)) if feature.rows > 1 else 1.0
 
 
-TOO_LARGE = 20  # times the ids
-SMALL = 10_000  # rows of a table; unused rows of a smaller table do not matter
+TOO_LARGE = 20  # rows of a table that is too large, as a multiple of its ids
+SMALL = 10_000  # tables with fewer rows are not checked: their unused rows do not matter
 
 
 def check_large_tables(checked: Checked) -> Iterator[Finding]:
-    """Yields tables whose rows are mostly unused."""
+    """Finds tables most of whose rows are never used."""
     for profile in checked.of(checked.config.sparse):
         rows = checked.config.sparse[profile.name].rows
         if profile.knows_all_ids and rows > max(SMALL, TOO_LARGE * profile.distinct):
@@ -126,7 +126,7 @@ UNSEEN, UNKNOWN = 0.5, 0.95
 
 
 def check_unseen_ids(checked: Checked) -> Iterator[Finding]:
-    """Yields splits with many ids that the split to train on lacks: nothing is known of them."""
+    """Finds splits with many ids that training never sees."""
     for profile in checked.of(checked.config.sparse):
         for measured in profile.measured[1:]:
             unknown = 1 - profile.known(measured)
@@ -141,9 +141,9 @@ WRAPPED = 2**31
 
 
 def check_wrapped_ids(checked: Checked) -> Iterator[Finding]:
-    """Yields ids above 2^31 that became negative in 32 bits: in other data they are other ids.
+    """Finds ids above 2^31 that became negative in 32 bits: other data may have them unchanged.
 
-    Hashes of 32 bits are negative, too, but lie everywhere; numbers that count up do not reach -1.
+    Hashes of 32 bits are negative, too, but spread over the whole range; consecutive numbers do not reach -1.
     """
     for profile in (one for one in checked.of(checked.config.sparse) if one.kind == "integer"):
         tally, ids = profile.first.tally(profile.name), profile.first_ids.distinct.to_numpy(zero_copy_only=False)
@@ -166,6 +166,6 @@ def suggested_rows(profile: Profile) -> int:
 
 
 def _sharing(ids: pa.Array, rows: int, salt: int = 0) -> int:
-    """Returns how many ids share their row of a table with another id by their hash."""
+    """Returns how many ids have a hash that shares its row with another id."""
     _, counts = np.unique(mix(salted(as_integers(ids), salt)) % np.uint64(rows), return_counts=True)
     return int(counts[counts > 1].sum())

@@ -1,4 +1,4 @@
-"""Checks of labels: values that are none, features that know the label, label rates of files and over time."""
+"""Checks of labels: invalid values, features that leak the label, label rates by file and over time."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ from trainer.core.console import plural
 
 
 def check_label_nulls(checked: Checked) -> Iterator[Finding]:
-    """Yields null labels, from which nothing can be learned."""
+    """Finds labels that are null, from which nothing is learned."""
     for profile, measured, tally in checked.columns(checked.config.labels):
         if tally.nulls:
             found = f"{plural(tally.nulls, 'row')} of {tally.rows:,} without a label"
@@ -20,7 +20,7 @@ def check_label_nulls(checked: Checked) -> Iterator[Finding]:
 
 
 def check_label_range(checked: Checked) -> Iterator[Finding]:
-    """Yields labels that are not in [0, 1], for which the loss is not defined."""
+    """Finds labels outside [0, 1], for which the loss is undefined."""
     for profile, measured, tally in checked.columns(checked.probabilities):
         if tally.minimum < 0 or tally.maximum > 1:
             found = f"values from {tally.minimum:g} to {tally.maximum:g}; a label is in [0, 1]"
@@ -29,7 +29,7 @@ def check_label_range(checked: Checked) -> Iterator[Finding]:
 
 
 def check_label_classes(checked: Checked) -> Iterator[Finding]:
-    """Yields labels that are all the same, but for those of retrieval that are all 1."""
+    """Finds labels that are all equal, except retrieval labels that are all 1."""
     for profile, measured, tally in checked.columns(checked.config.labels):
         is_refused = profile.name in checked.probabilities and not 0 <= tally.minimum <= 1
         is_implicit = profile.name in checked.retrieved and tally.minimum > 0
@@ -44,7 +44,7 @@ TOO_GOOD = "leave it out unless it is known before the label is"
 
 
 def check_leaks(checked: Checked) -> Iterator[Finding]:
-    """Yields features that predict a label alone: they are mostly known after it only."""
+    """Finds features that predict a label on their own: usually they are known only after the label."""
     for profile in checked.of(checked.features):
         if (auc := _auc(checked, profile)) > LEAK:
             found = f"an AUC of {auc:.4f} by itself"
@@ -52,7 +52,7 @@ def check_leaks(checked: Checked) -> Iterator[Finding]:
 
 
 def check_deciding_values(checked: Checked) -> Iterator[Finding]:
-    """Yields features with a frequent value that always has the same label."""
+    """Finds features with a frequent value whose rows all have the same label."""
     for profile in checked.of(checked.features):
         if not _auc(checked, profile) > LEAK and (found := deciding_value(profile)):
             yield Finding("warning", "leakage", profile.first.name, profile.name, found, TOO_GOOD)
@@ -62,12 +62,12 @@ def _auc(checked: Checked, profile: Profile) -> float:
     return profile.auc_as_number if profile.name in checked.config.dense else profile.auc_as_ids
 
 
-DECIDES = 0.05  # the part of rows that one value must have to count
-EXPECTED = 30  # labels of the other class that chance would have given these rows
+DECIDES = 0.05  # minimum share of rows with the value
+EXPECTED = 30  # minimum number of labels of the other class that these rows would have by chance
 
 
 def deciding_value(profile: Profile) -> str:
-    """Returns a sentence if all rows with one frequent value have the same label; else empty."""
+    """Describes a frequent value whose rows all have the same label; empty if there is none."""
     if profile.kind not in ("integer", "text") and not (profile.kind == "number" and profile.has_few_values):
         return ""
     ids = profile.first_ids
@@ -84,12 +84,12 @@ def deciding_value(profile: Profile) -> str:
     return ""
 
 
-DIFFERENT = 2.0  # times the label rate
+DIFFERENT = 2.0  # ratio of label rates that counts as different
 DEVIATIONS = 5.0
 
 
 def check_label_rates(checked: Checked) -> Iterator[Finding]:
-    """Yields a file whose mean label deviates from the other files."""
+    """Finds a file whose mean label deviates from the other files."""
     for name in checked.probabilities:
         for measured in (one for one in checked.splits if name in one.tallies):
             files, tallies = measured.split.files.files, measured.tallies[name]
@@ -127,7 +127,7 @@ def rates_over_time(label: np.ndarray, times: np.ndarray) -> Mapping[str, np.nda
 
 
 def check_label_over_time(checked: Checked) -> Iterator[Finding]:
-    """Yields a period of `--time` whose mean label deviates from the other periods."""
+    """Finds a period of `--time` whose mean label deviates from the other periods."""
     if not (time := checked.time):
         return
     for profile in checked.of(checked.config.labels):

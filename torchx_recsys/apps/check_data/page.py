@@ -1,4 +1,4 @@
-"""Draws the report of a check as one HTML page without scripts, with plots of every column."""
+"""Draws the report of a check as an HTML page without scripts, with plots of every column."""
 
 from collections.abc import Iterator, Sequence
 from html import escape

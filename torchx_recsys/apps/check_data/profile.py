@@ -1,4 +1,4 @@
-"""Figures of each column in the sample; findings, suggestions and the page are made from them."""
+"""Figures of each column in the sample, the source of findings, suggestions and the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Profile:
     Attributes:
         name: Its name.
         kind: Its kind in the first split.
-        measured: The splits that have the column; the others are compared with the first.
+        measured: The splits that have the column; checks compare the others with the first.
         labels: Whether each row of the first split's sample is of the positive class, by label, `[R]`.
     """
 
@@ -84,31 +84,31 @@ class Profile:
 
     @cached_property
     def different(self) -> int:
-        """How many different values the first split's sample has."""
+        """The number of distinct values in the first split's sample."""
         if self.kind == "number":
             return 1 + int(np.count_nonzero(np.diff(self.finite(self.first))))
         return len(self.first_ids.distinct)
 
     @property
     def counted(self) -> Distinct | None:
-        """The different ids of all rows of the first split; None if only those of its sample are known."""
+        """The distinct ids of all rows of the first split; None if only its sample was counted."""
         return self.first.distinct.get(self.name)
 
     @property
     def knows_all_ids(self) -> bool:
-        """Whether all rows of the first split were looked at for different ids."""
+        """Whether the distinct ids of all rows of the first split were counted."""
         return self.first.is_whole or self.counted is not None
 
     @property
     def distinct(self) -> int:
-        """How many different ids the first split has, by an estimate of the sample if not all are known."""
+        """The number of distinct ids in the first split, estimated from the sample if not all rows were counted."""
         if self.counted:
             return min(self.counted.number, self.first.tally(self.name).values)
         return len(self.first_ids.distinct) if self.first.is_whole else self.first_ids.estimated
 
     @property
     def is_distinct_exact(self) -> bool:
-        """Whether `distinct` is no estimate."""
+        """Whether `distinct` is exact, not an estimate."""
         return self.counted.is_exact if self.counted else self.first.is_whole
 
     @cached_property
@@ -129,13 +129,13 @@ class Profile:
 
     @cached_property
     def auc_as_number(self) -> float:
-        """The best AUC of the values alone for any label; NaN without labels."""
+        """The best AUC for any label with the values alone as scores; NaN without labels."""
         values = self.numbers(self.first)[self._order]
         return _best([auc_alone(values, label[self._order]) for label in self.labels.values()])
 
     @cached_property
     def auc_as_ids(self) -> float:
-        """The best AUC of the ids alone for any label, out of fold; NaN without labels."""
+        """The best AUC for any label with the ids alone, out of fold; NaN without labels."""
         return _best([auc_of_ids(self.first_ids, one, seed=0) for one in self.labels.values()])
 
     def shift(self, measured: Measured) -> float:
@@ -154,7 +154,7 @@ def _best(aucs: Sequence[float]) -> float:
 
 
 def profiles_of(measured: Sequence[Measured], labels: Sequence[str]) -> dict[str, Profile]:
-    """Returns the columns of the first split, each with the splits that have it as the same kind.
+    """Returns the columns of the first split, each with the splits where it has the same kind.
 
     Args:
         measured: The splits.

@@ -1,7 +1,7 @@
-"""Reads the row groups of a split once: tallies of all values, a sample of rows, and hashes of some rows.
+"""Reads the row groups of a split once, for tallies of all values, a sample of rows, and hashes of some rows.
 
-No engine's own queries do this: DuckDB took twice the processor time for the tallies alone
-(docs/guides/check_data.md, Speed). On Spark, its workers call these functions.
+Queries of an engine would be slower: DuckDB took twice the processor time for the tallies alone
+(docs/guides/check_data.md, Speed). On Spark, the workers call these functions.
 """
 
 import math
@@ -23,7 +23,7 @@ from trainer.data.readers.base import Column
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.plain_types import plain_array
 
-KEPT = 100_000  # hashes, about; of more rows, a sample is hashed that has all copies of a row or none
+KEPT = 100_000  # approximate number of hashes; a sample of more rows has all copies of a row or none
 KEYS = 2
 LOOKED_AT = 4000
 
@@ -33,14 +33,14 @@ class Tally:
     """Counts of a column in some rows.
 
     Attributes:
-        rows: The rows.
-        nulls: Rows without a value.
-        values: Values; in lists, their elements.
+        rows: Number of rows.
+        nulls: Number of rows without a value.
+        values: Number of values; for lists, of their elements.
         minimum: The smallest finite value.
         maximum: The largest finite value.
-        total: Sum of the values in row groups whose values are all in [0, 1].
-        nan: NaN values.
-        infinite: Infinite values.
+        total: Sum over row groups whose values are all in [0, 1].
+        nan: Number of NaN values.
+        infinite: Number of infinite values.
     """
 
     rows: int = 0
@@ -60,7 +60,7 @@ class Tally:
 
     @property
     def largest(self) -> float:
-        """The largest finite value without its sign; 0 without values."""
+        """The largest absolute finite value; 0 without values."""
         return max(abs(self.minimum), abs(self.maximum)) if self.has_values else 0.0
 
     @property
@@ -97,16 +97,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was read of a split.
+    """The rows of a split that were read, and their figures.
 
     Attributes:
         split: The split.
-        tallies: By column, a tally of each file over all rows that were read.
+        tallies: By column, the tally of each file over all rows read.
         sample: A sample of the rows, in the types of `COMPUTED`.
         file_of: The file of each row of the sample, `[R]`.
         hashes: Hashes of some rows, the same rows in every split.
-        rows_read: Rows that were read.
-        distinct: The different ids of all rows, by column; empty if the sample is all rows, or not all were read.
+        rows_read: Number of rows read.
+        distinct: The distinct ids of all rows, by column; empty if the sample has all rows, or not all rows were read.
     """
 
     split: Split
@@ -149,7 +149,7 @@ def read_split(
     engine: Engine,
     progress: Callable[[int], object] = lambda _: None,
 ) -> tuple[Measured, list[str]]:
-    """Reads row groups of a split; memory holds the sample, and a row group in each thread of the engine.
+    """Reads row groups of a split; keeps the sample, and a row group for each thread, in memory.
 
     Args:
         split: The split.
@@ -158,10 +158,10 @@ def read_split(
         groups: The row groups to read.
         rows: Rows of the sample.
         seed: Decides which rows are sampled.
-        keys: The columns by which rows are chosen to be hashed. Empty: chosen from the first row group.
-        mask: The bits that choose these rows.
+        keys: The columns whose values decide which rows are hashed. Empty: chosen from the first row group.
+        mask: The bits that select these rows.
         engine: Reads the row groups at the same time.
-        progress: Called with the rows of each row group that was read.
+        progress: Called with the number of rows of each row group read.
 
     Returns:
         The figures, and the key columns.
@@ -187,7 +187,7 @@ def read_split(
             tallies[name][one.file].join(tally)
         for name, ids in one.distinct.items():
             distinct[name] = distinct[name].join(ids)
-        found.append(replace(one, tallies={}, distinct={}))  # those of a million row groups would fill the memory
+        found.append(replace(one, tallies={}, distinct={}))  # tallies of a million row groups would fill the memory
 
     if not keys:
         first = reading(wanted.pop(0))
@@ -196,7 +196,7 @@ def read_split(
     waiting: dict[int, ReadRows] = {}
     for one in engine.map(reading, wanted):
         waiting[one.number] = one
-        while len(found) in waiting:  # in their order, on which sums of floating-point numbers depend
+        while len(found) in waiting:  # in order, as sums of floating-point numbers depend on it
             keep(waiting.pop(len(found)))
     arrays = {
         name: pa.chunked_array([one.sample[name] for one in found], COMPUTED[split.kinds[name]]).combine_chunks()
@@ -219,9 +219,9 @@ class WantedRows:
     """A row group to read.
 
     Attributes:
-        number: Its place in the order of reading.
+        number: Its index among the row groups to read.
         group: The row group.
-        sampled: Rows of it that go to the sample.
+        sampled: Number of its rows that go to the sample.
     """
 
     number: int
@@ -231,18 +231,18 @@ class WantedRows:
 
 @dataclass(frozen=True)
 class ReadRows:
-    """What was read of a row group.
+    """The rows of a row group, and their figures.
 
     Attributes:
-        number: Its place in the order of reading.
+        number: Its index among the row groups to read.
         file: Its file.
         rows: Its rows.
-        sampled: Those in the sample.
-        keys: The columns by which rows were chosen to be hashed.
+        sampled: Number of rows in the sample.
+        keys: The columns whose values decided which rows are hashed.
         tallies: A tally of all rows, by column.
         sample: The sampled rows in the types of `COMPUTED`, by column.
         hashes: Hashes of the chosen rows.
-        distinct: The different ids of columns whose ids are counted.
+        distinct: The distinct ids of the columns whose ids are counted.
     """
 
     number: int
@@ -264,11 +264,11 @@ class Reading:
         split: The split.
         config: Names the reader.
         columns: The columns.
-        keys: The columns by which rows are chosen to be hashed.
-        mask: The bits that choose these rows.
+        keys: The columns whose values decide which rows are hashed.
+        mask: The bits that select these rows.
         seed: Decides which rows are sampled.
-        distinct: The columns whose ids are counted, each with its ids so far: the more are known, the faster others
-            are dismissed, with the same result.
+        distinct: The columns whose ids are counted, each with its ids so far. Known ids make counting faster, with the
+            same result.
     """
 
     split: Split
@@ -284,7 +284,7 @@ class Reading:
         return RowGroupReader(self.split.files, self.config, self.columns)
 
     def __call__(self, wanted: WantedRows) -> ReadRows:
-        """Reads a row group; without keys, chooses them.
+        """Reads a row group; chooses the keys if there are none.
 
         Raises:
             InputError: The file cannot be read.
@@ -321,7 +321,7 @@ def _indices(rows: np.ndarray, group: RowGroup) -> pa.Array | None:
 
 
 def _taken(array: pa.Array, rows: pa.Array | None, kind: Kind) -> pa.Array:
-    """Returns some rows, or all rows, in the type of their kind in `COMPUTED`."""
+    """Returns the selected rows, or all rows, in the type of their kind in `COMPUTED`."""
     return computed(array if rows is None else array.take(rows), kind)
 
 
@@ -334,7 +334,7 @@ def joined(tallies: Iterable[Tally]) -> Tally:
 
 
 def _numbers(array: pa.Array, kind: Kind) -> pa.Array:
-    """Returns values as integers of any width, or as floating-point numbers that NumPy is fast with."""
+    """Returns values as integers of any width, or as floating-point numbers of a width that is fast in NumPy."""
     if pa.types.is_integer(array.type) or pa.types.is_float32(array.type):
         return array
     return computed(array, "integer" if kind == "integers" else kind)
@@ -346,25 +346,25 @@ def _extremes(array: pa.Array) -> tuple[float, float]:
         return math.inf, -math.inf
     if array.null_count:
         array = array.fill_null(array[array.is_valid().index(True).as_py()])
-    values = array.to_numpy()  # NumPy finds extremes in a fifth of Arrow's time
+    values = array.to_numpy()  # NumPy finds extremes five times as fast as Arrow
     return values.min().item(), values.max().item()
 
 
 def key_columns(columns: Mapping[str, pa.ChunkedArray], kinds: Mapping[str, Kind]) -> list[str]:
-    """Returns the columns by which rows are chosen: those with most distinct values, so that the choice is even."""
+    """Returns the columns to select rows by: the columns with most distinct values, for an even selection."""
     single = [name for name in columns if kinds[name] in ("integer", "number", "time")] or [*columns]
     first = {name: computed(plain_array(columns[name][:LOOKED_AT]), kinds[name]) for name in single}
     distinct = {name: len(different(bits_of(values, kinds[name]))) for name, values in first.items()}
     best = sorted(single, key=lambda name: -distinct[name])
-    # One column that hardly repeats spreads rows well enough by itself.
+    # A single column that hardly repeats spreads rows well enough.
     return best[: 1 if distinct[best[0]] > len(columns[best[0]][:LOOKED_AT]) / 2 else KEYS]
 
 
 def sampling_mask(rows: int) -> np.uint64:
-    """Returns the bits that are zero in the hashes of chosen rows, for `rows` rows in all."""
+    """Returns the bits that are zero in the hashes of selected rows, given the number of all rows."""
     return np.uint64(2 ** max(0, int(np.ceil(np.log2(max(1, rows) / KEPT)))) - 1)
 
 
 def chosen_rows(keys: Sequence[np.ndarray], mask: np.uint64) -> np.ndarray:
-    """Returns the places of the rows whose hash is chosen, from the bits of key columns, `[R]` each."""
+    """Returns the indices of the selected rows, given the bits of the key columns, `[R]` each."""
     return np.flatnonzero(hash_rows(keys) & mask == 0)

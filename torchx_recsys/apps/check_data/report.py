@@ -1,4 +1,4 @@
-"""What a check writes: tables for a terminal, a tree for JSON, and statistics for the planner."""
+"""The output of a check: tables for a terminal, a tree for JSON, and statistics for the planner."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ class Report:
         config: The use of the data.
         splits: The figures of each split.
         profiles: Figures of its columns.
-        findings: What is wrong, the worst first.
+        findings: The findings, the worst first.
         suggestions: Keys to set.
-        left_out: Columns that a guessed configuration, or the check of a given one, leaves out, each with the reason.
+        left_out: Columns without a place in the guessed configuration or in the check, each with the reason.
         time: The column of times, if one is named.
     """
 
@@ -78,7 +78,7 @@ def render(report: Report) -> str:
 
 
 def _alike(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Groups findings of one check in one place, so that a hundred columns take one line."""
+    """Groups findings of the same check in the same place, so that a hundred columns take one line."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.severity, one.check, one.where), []).append(one)
@@ -105,7 +105,7 @@ def _read(report: Report) -> Iterator[str]:
 
 
 def note_on_sample(report: Report) -> str:
-    """Returns sentences on the figures of a sample and on their errors; empty if all rows were read into it."""
+    """Describes the sample behind the figures, and their errors; empty if the sample has all rows."""
     if all(one.is_whole for one in report.splits):
         return ""
     if not report.splits[0].distinct:
@@ -128,7 +128,7 @@ def _counts(report: Report) -> str:
 
 
 def row_of(profile: Profile, report: Report) -> list[str]:
-    """Returns the cells of a column's line."""
+    """Returns the cells of a column's row in the table."""
     tally, role = profile.first.tally(profile.name), role_of(profile.name, report.config)
     as_ids = is_of_ids(profile, role)
     auc = float("nan")
@@ -212,7 +212,7 @@ def _column_tree(profile: Profile, report: Report) -> dict[str, Any]:
 def statistics_of(config: DataConfig, profiles: Mapping[str, Profile]) -> Statistics:
     """Returns hotness, skew and distinct ids of every sparse feature, in the rows of the sample.
 
-    Plans estimate the distinct ids of all rows from these figures. If these are known, they are of all rows.
+    Plans estimate the distinct ids of all rows from these figures. If the distinct ids are known, they are of all rows.
     """
     first = next(iter(profiles.values())).first
     counts_all = bool(first.distinct)

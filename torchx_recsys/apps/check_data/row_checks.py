@@ -1,4 +1,4 @@
-"""Checks of rows and of columns beside each other: near copies, users in two splits, a column twice."""
+"""Checks that compare rows or columns: duplicates, users in two splits, identical columns."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -16,7 +16,7 @@ COPIES = 0.01
 
 
 def check_duplicates(checked: Checked) -> Iterator[Finding]:
-    """Yields splits with rows that occur twice."""
+    """Finds splits with duplicate rows."""
     for measured in checked.splits:
         copies = len(measured.hashes) - len(different(measured.hashes))
         if copies > COPIES * len(measured.hashes):
@@ -25,7 +25,7 @@ def check_duplicates(checked: Checked) -> Iterator[Finding]:
 
 
 def check_rows_of_others(checked: Checked) -> Iterator[Finding]:
-    """Yields splits with rows of an earlier split: metrics on seen rows mean nothing."""
+    """Finds splits that share rows with an earlier split: metrics on rows seen in training mean nothing."""
     for earlier, measured in combinations(checked.splits, 2):
         again = int(np.isin(measured.hashes, earlier.hashes).sum())
         if again > COPIES * len(measured.hashes):
@@ -34,13 +34,13 @@ def check_rows_of_others(checked: Checked) -> Iterator[Finding]:
             yield Finding("error", "rows in two splits", measured.name, "", found, remedy)
 
 
-SPREAD = 0.5  # different numbers, of all rows, that make a copy by chance unlikely
+SPREAD = 0.5  # share of distinct numbers from which copies by chance are unlikely
 UNIQUE = 0.9
 ENOUGH = 1000
 
 
 def check_near_copies(checked: Checked) -> Iterator[Finding]:
-    """Yields rows that only differ in a time or a number of the row: an event that was logged twice."""
+    """Finds rows that differ only in a time or a row number: probably events logged twice."""
     first, rows = checked.first, checked.first.sample.num_rows
     profiles = [checked.profiles[name] for name in first.sample.column_names if name in checked.profiles]
     kept = [one for one in profiles if not _numbers_rows(one, rows)]
@@ -56,19 +56,19 @@ def check_near_copies(checked: Checked) -> Iterator[Finding]:
 
 
 def _numbers_rows(profile: Profile, rows: int) -> bool:
-    """Returns whether a column holds times, or a number or name of its own for each row."""
+    """Returns whether a column has times, or a distinct number or name for each row."""
     return profile.kind == "time" or (profile.kind in ("integer", "text") and profile.different > UNIQUE * rows)
 
 
-DIVIDED = 0.1  # of a split's users, known from the first split; if more are, the split is not by user
+DIVIDED = 0.1  # share of a split's users known from the first split above which the split is not by user
 
 
 def check_users(checked: Checked) -> Iterator[Finding]:
-    """Yields groups, such as users, if a few of them are in two splits and all others in one.
+    """Finds groups, such as users, of which a few are in two splits and all others in one.
 
-    The split is meant to be by user; what was learned of these users makes metrics too good.
+    The split is probably meant to be by user. Users in both splits make metrics too good.
     """
-    if not checked.first.is_whole:  # a sample of rows lacks users that the split has
+    if not checked.first.is_whole:  # a sample lacks some users
         return
     for profile in checked.of(checked.config.groups):
         for measured in profile.measured[1:]:
@@ -82,7 +82,7 @@ def check_users(checked: Checked) -> Iterator[Finding]:
 
 
 def check_twins(checked: Checked) -> Iterator[Finding]:
-    """Yields features with the same values in every row: the second costs memory and time, and adds no information."""
+    """Finds features with equal values in every row: the second one costs memory and time, and adds no information."""
     seen: dict[bytes, str] = {}
     for profile in checked.used("integer", "number", "text"):
         bits = profile.bits.tobytes()

@@ -1,4 +1,4 @@
-"""How far the features of one part of a data set shifted from another part, such as the day before."""
+"""Measures the shift of features between two parts of a data set, such as two days."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
 from trainer.data.columns import id_columns
 
-ROWS = 20_000  # of the sample of each part
-GROUPS = 8  # row groups that a sample is spread over
+ROWS = 20_000  # number of rows in the sample of each part
+GROUPS = 8  # number of row groups that a sample is spread over
 NUMBERS = ("integer", "number", "time")
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What a sample of a part shows, beside a sample of the part before.
+    """The shift of a part of a data set, by samples of this part and the part before.
 
     Attributes:
         label_rates: The mean of each label whose values are in [0, 1].
@@ -32,12 +32,12 @@ class Shift:
 
 
 def measure_shift(key: str, parts: Sequence[Sequence[str]], data: DataConfig, rows: int = ROWS) -> Shift:
-    """Measures the last of one or two parts of a data set, beside the first.
+    """Measures the shift of the last of one or two parts against the first.
 
     Numbers are compared by tenths of their values, ids by tenths of their occurrences.
 
     Args:
-        key: The key or flag that requests it, for messages.
+        key: The key or flag that requires it, for messages.
         parts: Files, globs or directories of each part.
         data: Names the reader, the features and the labels.
         rows: Rows of the sample of each part.
@@ -59,13 +59,13 @@ def measure_shift(key: str, parts: Sequence[Sequence[str]], data: DataConfig, ro
     found = {name: _index(profiles[name], data) for name in compared}
     rates = {name: measured[-1].tally(name).rate for name in data.labels if name in columns}
     return Shift(
-        {name: rate for name, rate in rates.items() if rate == rate},  # not NaN
+        {name: rate for name, rate in rates.items() if rate == rate},  # leaves out NaN
         dict(sorted(found.items(), key=lambda item: -item[1])),
     )
 
 
 def _columns(data: DataConfig) -> list[str]:
-    """Returns the labels and the columns of features but for times, which always go on."""
+    """Returns the labels and the columns of features, except times, which always increase."""
     features = (*data.dense.items(), *data.sparse.items())
     used = (columns_of(name, one) for name, one in features if takes(one) != "times")
     return list(dict.fromkeys(chain(data.labels, *used)))

@@ -17,7 +17,7 @@ from trainer.data.row_groups import find_evaluated_files, find_training_files
 from trainer.rules.plain_types import is_list, is_moment, is_string, plain_type
 
 SPLITS = ("train", "validation", "test")
-GROUPS = 64  # row groups that a sample is spread over, at least
+GROUPS = 64  # minimum number of row groups that a sample is spread over
 NAMES = {
     "validation": re.compile(r"(^|[^a-z])(validation|valid|val|dev)([^a-z]|$)"),
     "test": re.compile(r"(^|[^a-z])test([^a-z]|$)"),
@@ -26,7 +26,7 @@ Kind = Literal["integer", "number", "text", "integers", "texts", "time", "empty"
 COMPUTED: dict[Kind, pa.DataType] = {
     "integer": pa.int64(),
     "number": pa.float64(),
-    "text": pa.large_binary(),  # strings need not be UTF-8, and bytes are strings to training
+    "text": pa.large_binary(),  # strings may be other than UTF-8, and training reads bytes as strings
     "integers": pa.large_list(pa.int64()),
     "texts": pa.large_list(pa.large_binary()),
     "time": pa.int64(),
@@ -50,7 +50,7 @@ class Split:
 
 
 def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[str]]:
-    """Returns the files or directories of each split; files whose path names no split are to train on.
+    """Returns the files or directories of each split; files whose path names no split are for training.
 
     Args:
         source: Files, globs or directories.
@@ -64,12 +64,12 @@ def split_sources(source: Sequence[str], config: DataConfig) -> dict[str, list[s
     for pattern in source:
         urls = sorted({_as_given(url, pattern) for url in list_files("--source", pattern, reader)["url"].to_pylist()})
         splits = {url: _split_of(url.removeprefix(_as_given(pattern, pattern))) for url in urls}
-        if {*splits.values()} == {"train"}:  # nothing below the pattern divides its files, but its own name may
+        if {*splits.values()} == {"train"}:  # paths below the pattern name no split, but the pattern itself may
             splits = dict.fromkeys(urls, _split_of(pattern.rstrip("/").rpartition("/")[2]))
         for split in dict.fromkeys(splits.values()):
             found.setdefault(split, []).extend(_shortened(split, splits, pattern))
     if "train" not in found:
-        # All names have the same word, as in latest-test-data/, so it does not divide the files.
+        # A word that all names have, as in latest-test-data/, does not divide the files.
         return {"train": [*source]}
     return {name: found[name] for name in SPLITS if name in found}
 
@@ -81,8 +81,8 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
         name: train, validation or test.
         key: The key or flag that gave the patterns, for messages.
         patterns: Files, globs or directories.
-        config: Names the reader, and the samples that training sees.
-        seed: Decides which samples training sees.
+        config: Names the reader and data.select, which selects the samples of training.
+        seed: Seed of this selection.
 
     Raises:
         InputError: A pattern matches nothing, a file cannot be read, there are no rows, or data.select cannot be used.
@@ -99,7 +99,7 @@ def open_split(name: str, key: str, patterns: Sequence[str], config: DataConfig,
 def not_measured(split: Split) -> dict[str, str]:
     """Returns the columns of the first file that cannot be measured in all files, each with the reason.
 
-    Not those of which there are two by one name; `refuse_repeated` names them.
+    Columns with a repeated name are left to `refuse_repeated`.
     """
     schema = split.files.files[0].schema
     types = {field.name: field.type for field in schema if field.name and field.name not in split.kinds}
@@ -112,9 +112,9 @@ def not_measured(split: Split) -> dict[str, str]:
 
 
 def numbers_alike(splits: Sequence[Split], but: Collection[str]) -> list[Split]:
-    """Returns splits in which a column that is of integers in some and of numbers in others is of numbers in all.
+    """Makes columns that are integers in some splits and numbers in others numbers in all splits.
 
-    Then splits can be compared. Columns of ids in `but` stay: training refuses ids of different types.
+    This makes splits comparable. Columns of ids in `but` stay as they are: training refuses ids of different types.
     """
     kinds = {name: {split.kinds.get(name) for split in splits} for name in splits[0].kinds if name not in but}
     numbers: dict[str, Kind] = {name: "number" for name, found in kinds.items() if found == {"integer", "number"}}
@@ -128,8 +128,8 @@ def chosen_groups(split: Split, rows: int, everything: bool, seed: int, spread: 
         split: The files.
         rows: Rows to sample from them.
         everything: Whether to read all.
-        seed: Decides where the first one lies.
-        spread: Row groups that a sample is spread over, at least.
+        seed: Decides the position of the first row group.
+        spread: Minimum number of row groups that a sample is spread over.
     """
     groups = split.files.row_groups
     wanted = max(spread, int(np.ceil(rows * len(groups) / split.files.rows)))
@@ -169,7 +169,7 @@ def computed(array: pa.Array, kind: Kind) -> pa.Array:
 
 
 def _once(files: FileSet) -> FileSet:
-    """Returns files without the copies that data.select.mixture makes: they are intended."""
+    """Returns files without the copies that data.select.mixture makes on purpose."""
     chosen = files.chosen and tuple(group for group in files.chosen if not (group.choice and group.choice.copy))
     return replace(files, chosen=chosen)
 
@@ -187,7 +187,7 @@ def _common_kind(files: FileSet, name: str) -> Kind:
     }
     if len(kinds) > 1:
         kinds.discard("empty")
-    # Whole numbers are written as floating point by programs that have no other way to write a null.
+    # Programs that cannot write null integers write whole numbers as floating point.
     if kinds == {"integer", "number"}:
         return "number"
     return kinds.pop() if len(kinds) == 1 else "other"
@@ -196,13 +196,13 @@ def _common_kind(files: FileSet, name: str) -> Kind:
 def _as_given(url: str, pattern: str) -> str:
     """Returns a file in the style of its pattern: relative to the working directory if the pattern is.
 
-    The jobs of a configuration may run elsewhere, and resolve its paths from where they run.
+    Jobs may run elsewhere, and resolve relative paths of the configuration there.
     """
     return url if "://" in pattern or pattern.startswith(("/", "~")) else os.path.relpath(url)
 
 
 def _shortened(split: str, splits: Mapping[str, str], pattern: str) -> list[str]:
-    """Returns the pattern, or directories, in place of files of one split: new files are found there later."""
+    """Returns the pattern or directories in place of the files of a split, so that later files are found, too."""
     if len({*splits.values()}) == 1:
         return [pattern]
     named = []

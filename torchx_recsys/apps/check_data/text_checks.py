@@ -1,4 +1,4 @@
-"""Checks of texts: ids that mean the same and are written differently, or that are no texts."""
+"""Checks of text ids: different spellings of the same id, broken encodings, numbers and nulls as text."""
 
 import re
 import unicodedata
@@ -16,20 +16,20 @@ from torchx_recsys.apps.check_data.profile import Profile
 from trainer.core.console import plural
 from trainer.rules.plain_types import is_list, plain_type
 
-FEW = 0.001  # of the occurrences; less is left alone
+FEW = 0.001  # minimum share of occurrences for a finding
 ALIKE = str.maketrans("АВЕКМНОРСТХасеорхуіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABEKMHOPCTXaceopxyijsABEZHIKMNOPTYXo")  # noqa: RUF001
 
 
 def check_look_alikes(checked: Checked) -> Iterator[Finding]:
-    """Yields ids that a reader takes for the same: composed or not, Cyrillic or Latin, with a blank or without.
+    """Finds ids that look the same to a reader: composed or not, Cyrillic or Latin, with or without a blank.
 
-    Each gets its own row, and what is learned of one is not known of the other.
+    Each has its own row, so training learns them separately.
     """
     for profile in checked.used("text", "texts"):
         alike = defaultdict(list)
         for place, text in _texts(profile):
             looks = " ".join(unicodedata.normalize("NFKC", text).split())
-            # Words of two scripts are look-alikes; a word of one script is a word.
+            # A look-alike mixes two scripts; a word in one script is genuine.
             latin = looks.translate(ALIKE)
             alike[latin if latin.isascii() else looks].append((place, text))
         groups = [group for group in alike.values() if len(group) > 1]
@@ -46,7 +46,7 @@ BROKEN = re.compile("[ÃÂ][\u0080-\u00bf]|â€|\ufffd")
 
 
 def check_broken_text(checked: Checked) -> Iterator[Finding]:
-    """Yields texts that were read in a wrong encoding: no later data has these ids."""
+    """Finds texts decoded with a wrong encoding: correct data will have other ids."""
     for profile in checked.used("text", "texts"):
         broken = [(place, text) for place, text in _texts(profile) if BROKEN.search(text)]
         if not _is_binary(checked.dtype(profile.name)):
@@ -62,7 +62,7 @@ NULLS = {"", "null", "none", "nan", "n/a", "na", "nil", "undefined", "-", "\\n"}
 
 
 def check_nulls_as_text(checked: Checked) -> Iterator[Finding]:
-    """Yields words for null: they are an id like any other, and mix what is unknown for different reasons."""
+    """Finds words for null: they are treated as an id, which mixes values missing for different reasons."""
     for profile in checked.used("text"):
         words = [(place, text) for place, text in _texts(profile) if text.strip().lower() in NULLS]
         if (share := _share(profile, [place for place, _ in words])) > MANY:
@@ -82,7 +82,7 @@ NUMBER = re.compile(r"[+-]?\d+\.\d+([eE][+-]?\d+)?")
 
 
 def check_numbers_as_text(checked: Checked) -> Iterator[Finding]:
-    """Yields texts that are numbers with decimals: as ids, 0.5 and 0.50 have nothing in common."""
+    """Finds texts that are decimal numbers: as ids, 0.5 and 0.50 are unrelated."""
     for profile in checked.used("text"):
         numbers = [(place, text) for place, text in _texts(profile) if NUMBER.fullmatch(text)]
         if _share(profile, [place for place, _ in numbers]) > NUMBERS:
@@ -98,14 +98,14 @@ def check_numbers_as_text(checked: Checked) -> Iterator[Finding]:
 
 
 def _texts(profile: Profile) -> Iterator[tuple[int, str]]:
-    """Yields the different ids that are text, each with its place among the ids."""
+    """Yields the distinct ids that are text, each with its index among the ids."""
     for place, value in enumerate(profile.first_ids.distinct.to_pylist()):
         with suppress(UnicodeDecodeError):
             yield place, value.decode()
 
 
 def _undecodable(profile: Profile) -> Iterator[tuple[int, str]]:
-    """Yields the others."""
+    """Yields the ids that are not valid text."""
     texts = {place for place, _ in _texts(profile)}
     for place, value in enumerate(profile.first_ids.distinct.to_pylist()):
         if place not in texts:

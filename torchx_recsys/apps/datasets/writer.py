@@ -1,4 +1,4 @@
-"""Writes a data set: Parquet files that are whole or absent, and the summary that marks the set as complete.
+"""Writes a data set: Parquet files, each whole or absent, and a summary that marks the set as complete.
 
 Files under OUT:
 
@@ -98,11 +98,11 @@ class DataSetWriter:
     def part(self, split: str, part: str, schema: pa.Schema) -> Generator[PartWriter, None, None]:
         """Opens one Parquet file. The file gets its name only if the block ends without an exception."""
         path = self._path(split, part)
-        # Under another name until the file is whole: jobs that list the directory, and the next call, take every
-        # .parquet file for finished. Under one of its own, as Spark may begin a task anew before it ends the first.
+        # Under another name until the file is whole: jobs that list the directory, and the next call, assume that every
+        # .parquet file is finished. The name is unique, as Spark may start a task again before the first attempt ends.
         partial = f"{path}.{uuid.uuid4().hex[:8]}.partial"
         with (
-            os_errors(),  # no space left, most of all
+            os_errors(),  # above all, no space left on the device
             self._fs.open(partial, "wb") as file,
             pq.ParquetWriter(file, schema, compression="lz4") as rows,
         ):
@@ -119,11 +119,11 @@ class DataSetWriter:
             pq.write_table(table, file, compression="lz4")
 
     def commit(self, parts: Iterable[tuple[str, str]], about: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes `summary.json`, which marks the data set as complete, and removes what killed calls have left.
+        """Writes `summary.json`, which marks the data set as complete, and removes the remains of killed calls.
 
         Args:
             parts: The split and the name of every file.
-            about: More to record. Values under a split's name describe that split, all others the data set.
+            about: Further entries. Values under a split's name describe that split, all others the data set.
 
         Returns:
             The summary.

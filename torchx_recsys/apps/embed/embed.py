@@ -1,4 +1,4 @@
-"""Vectors of a whole catalogue, for a vector index: a model's vectors of its items, or the rows of a table.
+"""Writes the vectors of a whole catalogue for a vector index: outputs of a model for items, or the rows of a table.
 
 python -m trainer embed runs/two_tower/config.toml --out runs/two_tower --output liked_item --to vectors
 """
@@ -28,14 +28,14 @@ def embed(
 ) -> None:
     """Writes vectors by id, from an output of the model or from a table. CONFIG is a TOML file: RUN_DIR/config.toml.
 
-    TO/part-00000-of-00002.parquet and so on have the columns `id` and `vector`, a list of a fixed size. It is the same
-    kind of job as that of `predict`: one that was interrupted continues, and TO/manifest.json comes last.
+    TO/part-00000-of-00002.parquet and so on have the columns `id` and `vector`, a list of a fixed size. As with
+    `predict`, an interrupted job continues when it is started again, and TO/manifest.json is written last.
 
-    Of an output, such as `liked_item`, there is a vector for each row of a data set, which needs the features of that
-    side only: model.item_features for items, the others for queries.
+    An output, such as `liked_item`, gives a vector for each row of a data set, which needs only the features of that
+    side: model.item_features for items, the others for queries.
 
-    Of a table there is a vector for each id that has a row: with a vocabulary or managed ids those, else the numbers of
-    the rows, which are called `row` where ids are hashed. Rows that ids share are left out.
+    A table gives a vector for each id with a row of its own: the ids of a vocabulary or of managed ids, else the row
+    numbers, in a column `row` if ids are hashed. Rows that ids share are left out.
 
     Args:
         config: The configuration; its planner section may differ from the run's.
@@ -43,11 +43,11 @@ def embed(
         to: Directory for the parts, on any fsspec URL.
         output: Output of the model, NAME_item or NAME_query. Set this or table.
         table: Embedding table. Set this or output.
-        source: Of an output, files, globs or directories with a row for each id. Unset: data.catalogue.items.
-        id_column: Of an output, column of the source with the ids. Unset: data.catalogue.id.
+        source: For an output: files, globs or directories with a row for each id. Unset: data.catalogue.items.
+        id_column: For an output: column of the source with the ids. Unset: data.catalogue.id.
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
-        rows_per_part: Vectors of a part; of an output a multiple of the batch size.
-        batch_size: Of an output, rows that a rank computes at once.
+        rows_per_part: Vectors of a part; for an output a multiple of the batch size.
+        batch_size: For an output: rows that a rank computes at once.
 
     Raises:
         InputError: There is no such checkpoint, output or table, the data cannot be used, or TO holds the parts of

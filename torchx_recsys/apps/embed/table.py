@@ -1,4 +1,4 @@
-"""Writes the rows of a table, each with its id."""
+"""Writes the rows of an embedding table, each with its id."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ from trainer.training.evaluate import restore_evaluated
 def embed_table(
     config: Config, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, context: DistributedContext
 ) -> None:
-    """Writes the rows of a table as evaluations look the rows up.
+    """Writes the rows of a table as evaluations see them.
 
     Raises:
         InputError: There is no such table or checkpoint, or the directory holds parts of another job.
@@ -67,7 +67,7 @@ def embed_table(
 
 @dataclass(frozen=True)
 class TableIds:
-    """The ids that have a row of their own in a table, `N`.
+    """The `N` ids with a row of their own in a table.
 
     Attributes:
         name: `id`, or `row` if rows are not ids of the data: ids that are hashed, shifted or made of numbers.
@@ -97,7 +97,7 @@ def ids_of_table(config: DataConfig, table: str, checkpoint: Checkpoint) -> Tabl
         ids = listed_ids(names[0], feature)
         return TableIds("id", ids, open_vocabulary(names[0], feature).unseen_rows + np.arange(len(ids)))
     if feature.ids == "managed":
-        name = f"managed.{name_in_model(table)}.ids"  # of all ranks, where the model has those of one
+        name = f"managed.{name_in_model(table)}.ids"  # the checkpoint has the ids of all ranks, the model those of one
         known = read_tensors(checkpoint.url, name.__eq__)[name].numpy()
         rows = own_rows(known)
         return TableIds("id", pa.array(known[rows]), rows)
@@ -112,7 +112,7 @@ def _are_rows(feature: SparseFeature) -> bool:
 def _find(
     data: DataConfig, out: str, to: str, table: str, checkpoint: str, rows_per_part: int, find: FindDamage
 ) -> tuple[RunDirectory, Checkpoint]:
-    """Finds the directory and the checkpoint. Writes nothing."""
+    """Finds the directory and the checkpoint, without writing anything."""
     if table not in (known := data.features_of_tables()):
         raise InputError(f"--table is '{table}', which the model does not have{nearest(table, known)}")
     if rows_per_part < 1:

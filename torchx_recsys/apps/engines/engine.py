@@ -1,4 +1,4 @@
-"""What computes the parts of a data job."""
+"""The interface of engines, which compute the parts of a data job."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""The progress bar of a job that reads data."""
+"""The progress bar of jobs that read data."""
 
 import sys
 
@@ -6,10 +6,10 @@ from tqdm import tqdm
 
 
 def progress_bar(total: int | None, unit: str) -> tqdm:
-    """Returns a bar on stderr, with the time that is left, for a job of seconds; in a log, a line every half minute.
+    """Returns a bar on stderr, with the remaining time, for jobs of seconds; in a log, a line every half minute.
 
     Args:
-        total: What there is to do, in units. Unset: the bar is never shown.
+        total: The work to do, in units. Unset: the bar is never shown.
         unit: Bytes (`B`), rows.
     """
     return tqdm(

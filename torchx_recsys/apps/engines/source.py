@@ -1,4 +1,4 @@
-"""Files that a command gets without a configuration."""
+"""Guesses the format of files given without a configuration."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from trainer.data.readers.formats import ANY_FORMAT, NAMES, format_of
 
 
 def guess_reader(patterns: Sequence[str]) -> str:
-    """Returns the reader of the files of `--source`, by their names, or else by their first bytes.
+    """Returns the reader for the files of `--source`, by their names, or else by their first bytes.
 
     Args:
         patterns: Files, globs or directories, on any fsspec URL.

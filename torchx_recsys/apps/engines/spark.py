@@ -17,9 +17,9 @@ from trainer.core.errors import InputError, StorageError
 from trainer.core.secrets import without_secrets
 
 ALONE_SECONDS = 120
-JOBS = 64  # of Spark at the same time; each that ends moves the progress bar
+JOBS = 64  # number of Spark jobs at the same time; each finished job advances the progress bar
 PACKAGES = ("pyspark", "py4j", "grpc")
-PYTHON_ERROR = re.compile(r"Traceback [^\n]*\n(?:[ \t][^\n]*\n)+(?:[\w.]+\.)?(\w+: [^\n]+)")  # of a worker
+PYTHON_ERROR = re.compile(r"Traceback [^\n]*\n(?:[ \t][^\n]*\n)+(?:[\w.]+\.)?(\w+: [^\n]+)")  # in a worker's log
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,12 +55,12 @@ class Spark:
             else:
                 builder = builder.master(url).config("spark.ui.showConsoleProgress", str(bar).lower())
                 self.session = builder.getOrCreate()
-                # A server sees to its own jobs; here nobody would.
+                # A Spark Connect server cancels lost jobs by itself; a master's session does not.
                 Thread(target=_cancel_if_alone, args=(self.session.sparkContext,), daemon=True).start()
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Turns a failure of Spark in the block into one line."""
+        """Turns a failure of Spark in the block into an error of one line."""
         try:
             yield
         except Exception as error:
@@ -81,8 +81,8 @@ class Spark:
             stop: Called at the end or at the first error.
 
         Raises:
-            InputError: A task has raised it.
-            StorageError: Spark has failed, or storage that a task uses.
+            InputError: A task has raised InputError.
+            StorageError: Spark has failed, or a task's storage.
         """
         tasks = [*items]
         size = -(-len(tasks) // JOBS) or 1
@@ -103,7 +103,7 @@ class Spark:
                     yield pa.RecordBatch.from_pydict({"outcome": [pickle.dumps(_outcome(make, tasks[place]))]})
 
         with self.reported():
-            # One number in each partition, so that each task is one of Spark's.
+            # One number in each partition, so that each item is one task of Spark.
             numbers = self.session.range(0, len(tasks), 1, len(tasks))
             outcomes = numbers.mapInArrow(run, "outcome binary").toArrow()["outcome"]
         results = []
@@ -115,7 +115,7 @@ class Spark:
 
 
 def _outcome(make: Callable[[Item], Result], item: Item) -> Result | InputError:
-    # The user's mistake is a result: Spark would try the task three times more, as it does where storage fails.
+    # The user's mistake is returned as a result: Spark would retry a raised error three times, as it does for storage.
     try:
         return make(item)
     except InputError as error:
@@ -123,23 +123,23 @@ def _outcome(make: Callable[[Item], Result], item: Item) -> Result | InputError:
 
 
 def _reason(text: str) -> str:
-    """Returns the line of Spark's exception that names the cause."""
+    """Returns the line with the cause in an exception of Spark."""
     lines = text.strip().splitlines() or ["no reason was given"]
     if missing := re.search(r"ModuleNotFoundError: (No module named .*)", text):
         return f"{missing[1]} on its workers; install torchx-recsys there, for the Python that PYSPARK_PYTHON names"
     if raised := PYTHON_ERROR.search(text):
         return raised[1]
-    # Java's exception comes after the name of the method that was called.
+    # Java's exception follows the name of the called method.
     return next((line for line in lines if "Exception: " in line), lines[0]).strip(": ")
 
 
 def _cancel_if_alone(context: Any) -> None:
-    """Cancels all jobs when all executors are lost, and none comes back: Spark itself waits without an end."""
+    """Cancels all jobs when all executors are lost and none returns: Spark itself would wait forever."""
     had, last = False, time.monotonic()
     with suppress(Exception):  # Spark has ended
         while True:
             time.sleep(5)
-            executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1  # one of them is this process
+            executors = len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1  # this process counts as one
             had, last = had or executors > 0, time.monotonic() if executors > 0 else last
             if had and time.monotonic() - last > ALONE_SECONDS:
                 context.cancelAllJobs()

@@ -1,4 +1,4 @@
-"""Leaves in an export what differs from its predecessor: the export that current.json names."""
+"""Reduces an export to its differences from its predecessor, the export that current.json names."""
 
 import json
 import zipfile
@@ -16,10 +16,10 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import named
 
 PROGRAM = "model.pt2"
-SMALL_BYTES = 64 << 10  # of a tensor that is written whole
-ALIGNED_BYTES = 8  # of the places in changes.bin, for every type of numbers
-OF_A_STEP = ("step", "quality")  # of a signature; all else must be equal
-MOST = 0.5  # of the bytes of a whole export, that the changes since may have
+SMALL_BYTES = 64 << 10  # size up to which a tensor is written whole
+ALIGNED_BYTES = 8  # alignment of tensors in changes.bin, enough for every type of numbers
+OF_A_STEP = ("step", "quality")  # keys of a signature that may differ between steps
+MOST = 0.5  # limit on the bytes of a chain's changes, as a fraction of its whole export
 
 
 class WholeExportError(ValueError):
@@ -28,11 +28,11 @@ class WholeExportError(ValueError):
 
 @dataclass(frozen=True)
 class Delta:
-    """What an export changes.
+    """The changes of an export.
 
     Attributes:
         predecessor: The export before it.
-        rows: The number of rows that differ, of tensors that are not written whole.
+        rows: The number of rows that differ, in tensors that are not written whole.
     """
 
     predecessor: Export
@@ -40,14 +40,14 @@ class Delta:
 
 
 def keep_changes(folder: Path, to: str) -> Delta:
-    """Replaces the program of an export by its changes, and brings the exports that these need beside its folder.
+    """Replaces the program of an export by its changes, and fetches the exports that these need beside its folder.
 
     Args:
         folder: The folder of a whole export without its manifest.
         to: The directory of exports, any fsspec URL.
 
     Raises:
-        WholeExportError: The export has to stay whole, and does.
+        WholeExportError: The export stays whole.
     """
     chain = _chain_before(folder, to)
     whole, last = (folder.parent / Path(export.directory).name for export in (chain[0], chain[-1]))
@@ -70,7 +70,7 @@ def keep_changes(folder: Path, to: str) -> Delta:
 
 
 def _chain_before(folder: Path, to: str) -> list[Export]:
-    """Returns the chain of the export that current.json names, once it is beside the folder."""
+    """Returns the chain of exports behind the one that current.json names, after fetching it beside the folder."""
     target = RunDirectory(to, "--to")
     with named("--to", to):
         current = current_or_none(target)
@@ -86,7 +86,7 @@ def _chain_before(folder: Path, to: str) -> list[Export]:
 
 
 def _check_alike(last: Path, folder: Path) -> None:
-    """Refuses another signature or other rules, which changes do not hold."""
+    """Refuses a changed signature or changed rules, which changes do not contain."""
     try:
         theirs, ours = (json.loads((one / "signature.json").read_text()) for one in (last, folder))
     except ValueError as error:
@@ -105,7 +105,7 @@ def _rules(folder: Path) -> dict[str, bytes]:
 def _check_same_program(
     before: dict[str, Tensor], tensors: dict[str, Tensor], whole: Path, last: Path, folder: Path
 ) -> None:
-    """Refuses tensors of other names, types or shapes, and a program that does something else with the tensors."""
+    """Refuses tensors of other names, types or shapes, and a program with other operations."""
     theirs, ours = ({name: _kind(tensor) for name, tensor in one.items()} for one in (before, tensors))
     if different := [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]:
         was, now = (of.get(different[0], "missing") for of in (theirs, ours))
@@ -119,7 +119,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _graph(file: Path) -> bytes:
-    """Returns a program as text, which is the same for the same program."""
+    """Returns a program as text, equal for equal programs."""
     with zipfile.ZipFile(file) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("models/model.json"))
         return archive.read(name)

@@ -1,6 +1,6 @@
-"""The directory of an export: files first, the manifest that commits them, then current.json.
+"""Writes the directory of an export: files, then the manifest that commits them, then current.json.
 
-One command at a time writes to a directory of exports; others wait for it, and then look again at what is there.
+Only one command at a time writes to a directory of exports; others wait for it, and then read the directory again.
 """
 
 import json
@@ -21,15 +21,15 @@ from trainer.core.storage import PARTIAL, Storage, named
 from trainer.run.lock import RunLock
 
 MANIFEST, CURRENT = "manifest.json", "current.json"
-NAME = re.compile(r"step-\d+")  # of the directory of an export
-LOCK = "exports.lock.json"  # beside lock.json, as a run directory may hold its exports
-SHARDS = "tables"  # the folder of tables in separate files
+NAME = re.compile(r"step-\d+")  # name of the directory of an export
+LOCK = "exports.lock.json"  # not lock.json, as a run directory may hold its exports
+SHARDS = "tables"  # folder for tables in separate files
 WEIGHTS = ("model.pt2", "compiled.pt2", CHANGES)
 
 
 @contextmanager
 def alone_in(target: RunDirectory) -> Iterator[RunLock]:
-    """Keeps other commands from writing to a directory of exports, and waits for one that does.
+    """Locks a directory of exports, and waits while another command holds the lock.
 
     Raises:
         InputError: The directory cannot be written.
@@ -43,7 +43,7 @@ def alone_in(target: RunDirectory) -> Iterator[RunLock]:
 
 
 def is_there(to: str, name: str, fingerprint: str) -> bool:
-    """Returns whether a directory holds the same whole export; if so, points current.json there.
+    """Returns whether a directory already holds this export, whole; if so, points current.json there.
 
     Args:
         to: Any fsspec URL.
@@ -64,7 +64,7 @@ def is_there(to: str, name: str, fingerprint: str) -> bool:
 
 
 def _holds(target: RunDirectory, name: str, fingerprint: str) -> bool:
-    """Returns whether a directory holds the same whole export; the errors of `is_there`."""
+    """Returns whether a directory holds the same whole export; raises the errors of `is_there`."""
     if target.read_bytes(name, MANIFEST) is None:
         return False
     reason = "made of another checkpoint or configuration, or with other flags"
@@ -85,8 +85,8 @@ def read_current(target: RunDirectory) -> str | None:
     """Returns the name of the export that current.json names; None if nothing is exported.
 
     Raises:
-        InputError: The file is of something else.
-        DamagedError: It is damaged.
+        InputError: The file belongs to something else.
+        DamagedError: The file is damaged.
     """
     content = target.read(CURRENT)
     if content is None:
@@ -106,7 +106,7 @@ def read_current(target: RunDirectory) -> str | None:
 
 
 def current_or_none(target: RunDirectory) -> str | None:
-    """Returns the same, for those who write current.json anew: none if it is damaged, which is said."""
+    """Like `read_current`, for callers that rewrite current.json: None, with a warning, if it is damaged."""
     try:
         return read_current(target)
     except DamagedError as error:
@@ -115,7 +115,7 @@ def current_or_none(target: RunDirectory) -> str | None:
 
 
 def _damage(fs: Storage, directory: str) -> str | None:
-    """Returns the first damage of an export or of one whose tables it changes."""
+    """Returns the first damage found in the chain of an export; empty if it is whole."""
     try:
         chain = read_chain(fs, directory)
     except ValueError as error:
@@ -139,7 +139,7 @@ def read_chain(fs: Storage, directory: str) -> list[Export]:
     """Returns the exports that make up the export in a directory, the whole one first.
 
     Raises:
-        ValueError: A manifest is missing, or is another export's.
+        ValueError: A manifest is missing, or belongs to another export.
     """
     return chain_of(directory, partial(_read_manifest, fs))
 
@@ -149,7 +149,7 @@ def _read_manifest(fs: Storage, directory: str) -> bytes:
 
 
 def bring(fs: Storage, export: Export, folder: Path) -> Path:
-    """Makes an export available below a local folder under its own name: as a link, or as a copy of its files.
+    """Makes an export available in a local folder under its own name: as a link, or as a copy of its files.
 
     Args:
         fs: Where the export is.
@@ -170,7 +170,7 @@ def bring(fs: Storage, export: Export, folder: Path) -> Path:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Returns the names of all files in and below a local folder, the manifest last."""
+    """Returns the names of all files below a local folder, the manifest last."""
     names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
     return sorted(names, key=lambda name: (name == MANIFEST, name))
 
@@ -195,7 +195,7 @@ def entries_of(folder: Path, known: dict[str, FileEntry]) -> dict[str, FileEntry
 def publish(folder: Path, to: str, name: str, before: str | None) -> str:
     """Copies the files of a local folder into `to/name`, the manifest last, then points current.json there.
 
-    If another command has published the same export meanwhile, it stays. Of two steps, the newer is current.
+    If another command has published the same export meanwhile, that export stays. The newer of two steps is current.
 
     Args:
         folder: The folder.
@@ -207,7 +207,7 @@ def publish(folder: Path, to: str, name: str, before: str | None) -> str:
         The URL of the directory.
 
     Raises:
-        InputError: The directory cannot be written, or holds another export of that name by now.
+        InputError: The directory cannot be written, or now holds another export of that name.
     """
     target = RunDirectory(to, "--to")
     fingerprint = json.loads((folder / MANIFEST).read_text())["fingerprint"]
@@ -243,7 +243,7 @@ def _step_of(name: str | None) -> int:
 
 
 def _remove_interrupted(target: RunDirectory, name: str, kept: list[str]) -> None:
-    """Removes what an interrupted export left: weights, if it was in another form, and files that it was writing."""
+    """Removes the remains of an interrupted export: partial files, and the weights of another format."""
     for path in target.fs.find(target.path(name)):
         file = posixpath.relpath(path, target.path(name))
         is_shard = file.startswith(f"{SHARDS}/") and file.endswith(".bin")

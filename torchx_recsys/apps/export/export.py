@@ -58,7 +58,7 @@ from trainer.models.embeddings import name_in_model, table_of_weight
 from trainer.models.outputs import model_outputs
 from trainer.rules.vocabulary import check_fingerprints
 
-TOLERANCE = 1e-6  # of answers in float32; compilers and processors add up in different orders
+TOLERANCE = 1e-6  # for answers in float32: compilers and processors sum in different orders
 
 
 def export(
@@ -77,8 +77,8 @@ def export(
 ) -> None:
     """Exports a checkpoint of a run as a directory that serves. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
-    The directory TO/step-N holds model.pt2 (torch.export; it takes raw columns, as the data rules are in it),
-    signature.json, parity.json (rows of the split with the trainer's answers, which the exported model gave as well),
+    The directory TO/step-N holds model.pt2 (torch.export; it includes the data rules, so it takes raw columns),
+    signature.json, parity.json (rows of the split with the trainer's answers, which the exported model has reproduced),
     load.py (a loader that needs torch alone, or for ONNX NumPy and onnxruntime) and, written last, manifest.json. Then
     TO/current.json names the directory. Takes three times the memory of the tables, four times with --compile; 0.7 GB
     with --shard-bytes.
@@ -121,7 +121,7 @@ def export(
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)
     choices.check(delta)
-    # Once: to find it reads it whole, and meanwhile the run may have a newer one than the rules have judged.
+    # Only once: finding it reads it whole, and the run may meanwhile have a newer one than the rules were checked for.
     chosen = chosen or find_checkpoint(run, "--out", checkpoint, "--checkpoint")
     name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
     if is_there(to, name, fingerprint):
@@ -155,7 +155,7 @@ def export(
 
 @dataclass(frozen=True)
 class Choices:
-    """The flags that decide what is written, by their names."""
+    """The flags that decide the files of an export, under their names."""
 
     split: str
     averages: bool
@@ -165,10 +165,10 @@ class Choices:
     shard_bytes: int | None
 
     def check(self, delta: bool) -> None:
-        """Refuses choices that exclude one another, or need a package that is not installed.
+        """Refuses flags that exclude each other, or need a missing package.
 
         Args:
-            delta: Whether only changes are to be written, which is no choice: the model is the same.
+            delta: Whether to write only changes; not a field, because it does not affect the model.
 
         Raises:
             InputError: The message names the flags.
@@ -194,7 +194,7 @@ class Choices:
 
 
 def _check_features(data: DataConfig, chosen: Checkpoint) -> None:
-    """Refuses features whose rules deviate from the rules of training."""
+    """Refuses features whose rules differ from the rules of training."""
     trained = load_config(f"{chosen.url}/config.toml").data.rules()
     for kind, ours in data.rules().items():
         theirs = trained[kind]
@@ -209,7 +209,7 @@ def _check_features(data: DataConfig, chosen: Checkpoint) -> None:
 
 
 def _only_changes(folder: Path, to: str) -> Delta | None:
-    """Leaves what differs from the export before; returns None if the export stays whole, once the reason is told."""
+    """Reduces the export to its changes; prints the reason and returns None if it stays whole."""
     try:
         return keep_changes(folder, to)
     except WholeExportError as error:
@@ -220,7 +220,7 @@ def _only_changes(folder: Path, to: str) -> Delta | None:
 def _write(
     config: Config, chosen: Checkpoint, choices: Choices, folder: Path
 ) -> tuple[dict[str, Any], dict[str, FileEntry]]:
-    """Writes all files but the manifest; returns the parity rows, and the entries of files that are known."""
+    """Writes all files but the manifest; returns the parity rows, and the known entries of files."""
     data, split = config.data, choices.split
     files = find_files(f"data.{split}", getattr(data, split), data)
     weights = SavedWeights(chosen, config.optimizer.ema, choices.averages)

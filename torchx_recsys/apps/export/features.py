@@ -1,4 +1,4 @@
-"""Ids of a feature in plain tensors, and their embeddings, pooled or as a sequence."""
+"""Ids of a feature in plain tensors, with embeddings pooled or as sequences."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,7 +85,7 @@ class IdLists:
             sequence = self.sequence(table, self.longest)
             total = sequence.to_padded_dense().sum(1)
             return total / sequence.lengths().clamp(min=1)[:, None] if pooling == "mean" else total
-        # Looked up first, so that quantized rows take the same path. With one extra row, as there may be no ids.
+        # Looked up first, so that quantized rows take the same path. One extra row covers batches without ids.
         found = table(self._rows_and_one())
         places = torch.arange(self.rows.shape[0], device=self.rows.device)
         offsets = functional.pad(self.lengths.cumsum(0), (1, 0))
@@ -120,7 +120,7 @@ def _weighted(embeddings: Tensor, weights: Tensor) -> Tensor:
 
 
 def _pooled(sums: Tensor, pooling: str) -> Tensor:
-    """Returns the sum or mean, `[B, D]`, for sums of `_weighted`; ids of total weight 0 count as no ids."""
+    """Returns the sum or mean, `[B, D]`, for sums of `_weighted`; a total weight of 0 counts as no ids."""
     total, weight = sums[:, :-1], sums[:, -1:]
     return total / torch.where(weight > 0, weight, 1.0) if pooling == "mean" else total
 

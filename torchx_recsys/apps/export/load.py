@@ -1,18 +1,18 @@
-"""Loads the exported model of this directory; needs torch, or for model.onnx NumPy and onnxruntime, and nothing else.
+"""Loads the exported model of this directory; needs only torch, or for model.onnx only NumPy and onnxruntime.
 
 from load import load
 
 model = load()
 print(model({"price": [1.5, None], "country": [7, 3]}))
 
-A directory with changes.bin holds what differs from the export that its manifest.json names as predecessor, whose
+A directory with changes.bin holds the differences from its predecessor, an export that manifest.json names and whose
 directory must be beside it. A model can take these changes in place: model.apply(read_changes(directory)).
 
 A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
 tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits; a
 string may be bytes, and in text, such as JSON, a byte that is not UTF-8 is one of U+DC80 to U+DCFF, as Python's error
 handler surrogateescape writes it.
-Rules of the user's own that have no form in torch are run here, from rules/, and need NumPy. Every other rule is in the
+Rules of the user's own without a version in torch run here, from rules/, and need NumPy. Every other rule is in the
 model. signature.json describes the columns.
 """
 
@@ -40,16 +40,16 @@ Tensor = Any
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 ONNX = "model.onnx"
-ROWS, TABLES = "rows.pt2", "tables.json"  # of a model with tables in shards
-CHANGES, INDEX = "changes.bin", "changes.json"  # of an export that holds what differs from its predecessor
-SMALL_BYTES = 1 << 20  # of files whose checksum is always compared
-NO_ID = -(2**63)  # stands for a missing id in exports of version 1; later versions get a mask
-MOST_NAMED = 20  # columns in a message
-LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+ROWS, TABLES = "rows.pt2", "tables.json"  # files of a model with tables in shards
+CHANGES, INDEX = "changes.bin", "changes.json"  # files of an export that holds its differences from another
+SMALL_BYTES = 1 << 20  # size up to which checksums of files are always compared
+NO_ID = -(2**63)  # a missing id in exports of version 1; later versions have inputs that mark missing ids
+MOST_NAMED = 20  # maximum number of columns in a message
+LARGEST = (2 - 2**-23) * 2.0**127  # the largest value of float32
 
 
 class ColumnError(ValueError):
-    """A column that the model does not take; the message names it."""
+    """A column is unusable; the message names it."""
 
 
 def load(directory: str | Path = Path(__file__).parent, compiled: bool = False, verify: bool = False) -> "Model":
@@ -58,7 +58,7 @@ def load(directory: str | Path = Path(__file__).parent, compiled: bool = False, 
     Args:
         directory: `step-N` of an export; this file's own if unset.
         compiled: Whether to run the compiled model, which an export with --compile has.
-        verify: Whether to compare the checksums of all files; else of small ones, and the sizes of all.
+        verify: Whether to compare the checksums of all files; else those of small files, and all sizes.
 
     Raises:
         ValueError: The directory is no whole export, a file is damaged, or an export that it changes is missing.
@@ -72,8 +72,8 @@ class Export(NamedTuple):
     Attributes:
         directory: Its directory.
         files: Size and checksum of each file, by name.
-        crc32: CRC-32 of the manifest, which identifies an export.
-        predecessor: The export that it changes: the name of the directory, and the CRC-32 of the manifest. None for a
+        crc32: CRC-32 of the manifest, which identifies the export.
+        predecessor: The export that this one changes: its directory's name, and the CRC-32 of its manifest. None for a
             whole export.
     """
 
@@ -117,10 +117,10 @@ def _export(directory: str, text: bytes) -> Export | None:
 
 
 def chain_of(directory: str, read: ReadManifest) -> list[Export]:
-    """Returns the exports that make up an export: a whole one, and then those with changes up to the export itself.
+    """Returns the exports that make up an export: a whole one, then the changes up to the export itself.
 
     Raises:
-        ValueError: A manifest is missing, or is another export's.
+        ValueError: A manifest is missing, or belongs to another export.
     """
     chain = [export_in(directory, read)]
     while link := chain[0].predecessor:
@@ -152,7 +152,7 @@ class Changes:
         self.export, folder = export, Path(export.directory)
         self.signature: dict[str, Any] = json.loads((folder / "signature.json").read_text())
         content = bytearray((folder / CHANGES).stat().st_size)
-        with (folder / CHANGES).open("rb") as file:  # not mapped: pages would be read while the model waits
+        with (folder / CHANGES).open("rb") as file:  # not mapped: its pages would be read while the model waits
             file.readinto(content)
         part = partial(_part, torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0))
         self.tensors: dict[str, tuple[Tensor | None, Tensor]] = {}
@@ -165,7 +165,7 @@ class Changes:
 
     @property
     def rows(self) -> int:
-        """The number of changed rows, of tensors that are not written whole."""
+        """The number of changed rows, in tensors that are not written whole."""
         return sum(len(rows) for rows, _ in self.tensors.values() if rows is not None)
 
 
@@ -198,7 +198,7 @@ class Model:
         signature: The content of signature.json: columns with their types and rules, inputs in order, outputs.
         run: Returns the outputs for `inputs`.
         export: The export that the model is.
-        tensors: What changes are applied to: the weights and lists of ids, by name. Empty if the model takes none.
+        tensors: The weights and lists of ids to which changes apply, by name. Empty if the model takes no changes.
     """
 
     def __init__(self, directory: Path, compiled: bool, verify: bool) -> None:
@@ -249,10 +249,10 @@ class Model:
         self.export, self.signature = changes.export, changes.signature
 
     def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns columns as the tensors that the model takes, in its order; the same errors."""
+        """Returns columns as the model's input tensors, in its order; raises the same errors."""
         self._check(columns)
         found: dict[str, Tensor] = {}
-        for column in self.signature["columns"]:  # one column can make several features
+        for column in self.signature["columns"]:  # one column may serve several features
             found |= self._read(column, columns)
         return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
 
@@ -298,7 +298,7 @@ def _of_onnx(directory: Path) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as of torch; 0 is one for each core
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # as in torch; 0 means one for each core
     session = onnxruntime.InferenceSession(directory / ONNX, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
@@ -355,7 +355,7 @@ def _manifest(directory: str) -> bytes:
 def _check_files(export: Export, verify: bool) -> None:
     for name, entry in export.files.items():
         file = Path(export.directory, name)
-        looks_at = verify or entry["bytes"] <= SMALL_BYTES  # a signature with another bit could be any error later
+        looks_at = verify or entry["bytes"] <= SMALL_BYTES  # a changed bit in a signature could cause any error later
         if not file.is_file() or file.stat().st_size != entry["bytes"] or (looks_at and _crc32(file) != entry["crc32"]):
             raise ValueError(f"{file} is damaged or missing; copy the directory again")
 
@@ -375,7 +375,7 @@ def _part(content: Tensor, start: int, dtype: Any, shape: list[int]) -> Tensor:
 
 
 def _words(rows: Tensor) -> Tensor:
-    """Returns rows as numbers of 64 bits where they are made of such, as fewer numbers are copied faster."""
+    """Returns rows as numbers of 64 bits if their size allows: fewer numbers are copied faster."""
     import torch
 
     return rows.view(torch.int64) if rows.dim() > 1 and rows[0].nbytes % 8 == 0 and rows.is_contiguous() else rows
@@ -399,7 +399,7 @@ def _own_rules(directory: Path, columns: list[dict[str, Any]]) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _without_bytecode() -> Iterator[None]:
-    """Keeps Python from adding what it compiles, which names directories of the machine, to the export."""
+    """Keeps Python from adding bytecode, which names directories of the machine, to the export."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -408,19 +408,19 @@ def _without_bytecode() -> Iterator[None]:
 
 
 class _Reader:
-    """Makes of a column the inputs of the model.
+    """Turns a column into inputs of the model.
 
     Args:
         library: The name of a library of arrays.
         array: The name of its array.
-        rules: The rules that are not in the model, by the input that they make rows of.
+        rules: The rules that are not in the model, by the input that they turn into rows.
     """
 
     def __init__(self, library: str, array: str, rules: dict[str, Any]) -> None:
         self._rules = rules
         self._library = importlib.import_module(library)
         self._array = getattr(self._library, array)
-        # NumPy warns of numbers that are infinite in float32, which are refused.
+        # NumPy would warn of numbers that are infinite in float32; these are refused anyway.
         self._quiet = partial(self._library.errstate, all="ignore") if library == "numpy" else contextlib.nullcontext
 
     def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
@@ -440,7 +440,7 @@ class _Reader:
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
-            if column["transform"] == "is_missing":  # of a column of any type
+            if column["transform"] == "is_missing":  # applies to a column of any type
                 found = [math.nan if _is_null(value) else 0.0 for value in values]
             else:
                 found = [_number(name, row, value) for row, value in enumerate(values)]
@@ -518,14 +518,14 @@ class _Reader:
         return {f"{column['input']}.weights": self._library.asarray(weights, dtype=self._library.float32)}
 
     def _list(self, column: dict[str, Any], row: int, one: Any, noun: str) -> list[Any]:
-        """Returns what a row has, which is nothing for None."""
+        """Returns the values of a row; none for None."""
         is_one = isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__") or getattr(one, "ndim", 1) == 0
         if one is not None and is_one:
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
         return one.tolist() if isinstance(one, self._array) else [*(one or ())]
 
     def _with_none(self, values: Any, of_numbers: bool = False) -> Any:
-        """Returns values with None for each null; a NaN of a column of numbers stays, as it is none in training."""
+        """Returns values with None for each null; NaN in a column of numbers stays, as in training it is not null."""
         if self._is_array(values):
             return values
         return [
@@ -533,7 +533,7 @@ class _Reader:
         ]
 
     def _is_array(self, values: Any) -> bool:
-        """Returns whether values are an array of numbers; one of objects or strings is read as a list is."""
+        """Returns whether values are an array of numbers; arrays of objects or strings are read like lists."""
         return isinstance(values, self._array) and getattr(values.dtype, "kind", "") not in ("O", "U", "T")
 
     def _ids(self, values: list[int]) -> Tensor:
@@ -541,7 +541,7 @@ class _Reader:
 
 
 def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:
-    """Returns the values of a list that count."""
+    """Returns the values of a list that the feature keeps."""
     if column.get("max_ids") is None:
         return values
     begin, end = kept_range(len(values), column["max_ids"], column["keep"])
@@ -558,7 +558,7 @@ def _weight(column: dict[str, Any], row: int, value: Any) -> float:
 
 
 def _is_null(value: Any) -> bool:
-    """Returns whether a value is a null: None, NaN, and what pandas has for it in columns of text and times."""
+    """Returns whether a value is null: None, NaN, or pandas' markers in columns of text and times."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and value != value
@@ -594,7 +594,7 @@ def _id(column: dict[str, Any], row: int, value: Any) -> int:
 
 def _bytes(column: dict[str, Any], row: int, value: Any) -> bytes:
     value = getattr(value, "bytes", value)  # of a UUID
-    if type(value) is bytes:  # one of NumPy's lacks zeros at its end
+    if type(value) is bytes:  # NumPy's bytes lack trailing zeros
         return value
     if not isinstance(value, str):
         raise ColumnError(f"column '{column['name']}', row {row}: {_shown(value)} is not a string")
@@ -635,7 +635,7 @@ def _some_of(names: list[str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Returns what a value is, in words of JSON, which clients of a server speak."""
+    """Returns the type of a value in terms of JSON, for clients of a server."""
     words = {type(None): "null", str: "a string", bytes: "a string", dict: "an object", bool: "a boolean"}
     return words.get(type(value)) or ("a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
 

@@ -18,14 +18,14 @@ from trainer.core.errors import InputError, first_line
 if TYPE_CHECKING:
     import onnx_ir
 
-MEAN = 1  # among the modes of embedding_bag
+MEAN = 1  # torch's number of this mode of embedding_bag
 
 
 def check_onnx() -> None:
     """Refuses to write ONNX without the packages for it.
 
     Raises:
-        InputError: One is not installed.
+        InputError: A package is not installed.
     """
     try:
         for name in ("onnx", "onnxscript", "onnxruntime"):
@@ -50,7 +50,7 @@ def save_onnx(program: ExportedProgram, signature: dict[str, Any], name: str, fi
     """
     import onnx_ir
 
-    program._example_inputs = None  # torch would write checks for these, with column names in the code
+    program._example_inputs = None  # otherwise torch writes checks of them, with column names in the code
     try:
         with _quiet():
             converted = torch.onnx.export(program.run_decompositions(LACKING), dynamo=True, verbose=False)
@@ -66,7 +66,7 @@ def save_onnx(program: ExportedProgram, signature: dict[str, Any], name: str, fi
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the converter's reports about itself."""
+    """Silences the converter's progress messages."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def _columns(output: "onnx_ir.Value") -> list[Any]:
 
 
 def _anonymize(model: "onnx_ir.Model") -> None:
-    """Removes traces and module names, which reveal the machine and the code that exported."""
+    """Removes traces and module names, which reveal the exporting machine and code."""
     graph = model.graph
     for one in (model, graph, *graph.inputs, *graph.outputs, *graph.initializers.values()):
         one.metadata_props.clear()
@@ -131,7 +131,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pools by adding each embedding to its bag; the converter's own loop over the bags is 100 times slower."""
+    """Pools by adding each embedding to its bag, 100 times as fast as the converter's own loop over bags."""
     if mode > MEAN or per_sample_weights is not None or padding_idx is not None or not include_last_offset:
         return NotImplemented
     starts, ends = offsets[:-1], offsets[1:]

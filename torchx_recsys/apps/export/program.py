@@ -22,10 +22,10 @@ from trainer.core.errors import InputError, first_line
 
 # Node metadata with paths and source code of the exporting machine.
 ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
-LENGTHS = [2, 0, 3]  # of the lists in the samples that trace a module
-# For every x86-64 processor since 2013; the default is the compiling processor.
+LENGTHS = [2, 0, 3]  # lengths of lists in the example samples
+# Runs on every x86-64 processor since 2013; the default is the compiling processor's instruction set.
 PORTABLE = {"cpp.march": "x86-64-v3", "cpp.simdlen": 256}
-# Otherwise AOTI_RUNTIME_CHECK_INPUTS=1 refuses a single sample.
+# Otherwise a single sample is refused under AOTI_RUNTIME_CHECK_INPUTS=1.
 ANY_SIZE = {"aot_inductor.check_lowerbound": False}
 
 
@@ -85,7 +85,7 @@ def compile_program(program: ExportedProgram, file: Path) -> None:
         package = f"{folder}/package.pt2"
         options = dict(PORTABLE | ANY_SIZE)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch warns of its own copy
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's warning about its own copy
             torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=options)
         with zipfile.ZipFile(package) as archive:
             archive.extractall(f"{folder}/files")
@@ -122,7 +122,7 @@ def check_parity(directory: Path, parity: dict[str, Any], name: str, compiled: b
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """Returns the greatest difference; of answers above 1, as float32 rounds them, in parts of the largest."""
+    """Returns the greatest difference, relative to the largest answer if that is above 1, as float32 rounds."""
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 

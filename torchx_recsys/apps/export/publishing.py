@@ -1,4 +1,4 @@
-"""Whether the model of a run over segments may be published, by the rules of [publish], and the way back."""
+"""Publishing: checks the rules of [publish] for a run over segments, and rolls back."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class NotPublished(InputError):
     Args:
         rule: The key of the rule.
         segment: The segment that breaks it.
-        why: The figures in words.
+        why: The reason, with its figures.
     """
 
     def __init__(self, rule: str, segment: str, why: str) -> None:
@@ -45,9 +45,9 @@ class NotPublished(InputError):
 
 
 def segments_of(run: RunDirectory, checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """Returns the segments that a checkpoint was trained on, the last perhaps in part, as in segments.jsonl.
+    """Returns the segments that a checkpoint was trained on, as in segments.jsonl; the last may be partial.
 
-    The last line follows from the checkpoint and evaluations.jsonl where segments.jsonl does not have it yet.
+    If segments.jsonl lacks the last line, it is made from the checkpoint and evaluations.jsonl.
     """
     place = checkpoint.train_state.get("segment")
     if not place:
@@ -153,7 +153,7 @@ def _uncalibrated(rules: PublishConfig, newest: Line) -> str:
     if by is None:
         return ""
     for name, value in _all(newest, "calibration", "calibration_by").items():
-        if not 1 / by <= value <= by:  # NaN, too
+        if not 1 / by <= value <= by:  # also if NaN
             return f"{name} is {value:.5f}, and publish.calibration_by is {by:g}"
     return ""
 
@@ -187,7 +187,7 @@ def _value(line: Line, metric: str, rule: str) -> float:
 
 
 def _before(line: Line, rule: str) -> Mapping[str, float]:
-    """Returns the metrics on a segment before training on it."""
+    """Returns the metrics of a segment before training on it."""
     if line["before"] is None:
         raise NotPublished(
             rule,
@@ -204,13 +204,13 @@ def _values(lines: Sequence[Line], metric: str) -> list[float]:
 
 
 def _all(line: Line, metric: str, rule: str) -> dict[str, float]:
-    """Returns a metric of all tasks."""
+    """Returns a metric for all tasks."""
     found = {name: value for name, value in _before(line, rule).items() if name.partition("/")[0] == metric}
     return found or {metric: _value(line, metric, rule)}
 
 
 def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: str) -> None:
-    """Refuses an export whose size or answers are unlike those of the export that TO/current.json names.
+    """Refuses an export whose size or answers differ too much from the export that TO/current.json names.
 
     Args:
         rules: The rules.
@@ -237,7 +237,7 @@ def check_beside_current(rules: PublishConfig, folder: Path, to: str, segment: s
         raise InputError(
             f"[publish] compares with {without_secrets(target.url_of(current))}, which is not whole; {ANYWAY}"
         )
-    # All of a chain are of one size when they are whole.
+    # All exports of a chain have the same size when they are whole.
     if why := _off_size(rules, json.loads((folder / MANIFEST).read_text())["files"], whole.files, current):
         raise NotPublished("size_by", segment, why)
     if why := _drifted(rules, folder, parity, current):
@@ -265,7 +265,7 @@ def _drifted(rules: PublishConfig, folder: Path, parity: Mapping[str, Any], curr
         if name not in answers:
             raise InputError(f"{compared} has another output, {name}; {ANYWAY}")
         drift = float(np.abs(np.asarray(answers[name]) - np.asarray(before)).mean())
-        if not drift <= rules.drift_by:  # NaN, too
+        if not drift <= rules.drift_by:  # also if NaN
             rows = f"{name} of {len(before)} rows of {current}"
             return f"{rows} differs by {drift:.5f} on average, and publish.drift_by is {rules.drift_by:g}"
     return ""
@@ -277,7 +277,7 @@ def refusals_noted(to: str, step: int) -> Iterator[None]:
 
     Args:
         to: Directory of exports, any fsspec URL.
-        step: Of the checkpoint.
+        step: The step of the checkpoint.
     """
     try:
         yield
@@ -286,20 +286,20 @@ def refusals_noted(to: str, step: int) -> Iterator[None]:
         target = RunDirectory(to, "--to")
         with named("--to", to), alone_in(target):
             lines = target.read_records(REFUSED)
-            if not any(note.items() <= line.items() for line in lines):  # the same command again
+            if not any(note.items() <= line.items() for line in lines):  # not if the same command ran again
                 lines.append({"time": datetime.now().astimezone().isoformat(timespec="seconds"), **note})
                 target.write(REFUSED, "".join(f"{json.dumps(line)}\n" for line in lines))
         raise
 
 
 def rollback(to: str) -> None:
-    """Points TO/current.json at the export before the one that it names.
+    """Points TO/current.json at the export before the current one.
 
     Args:
         to: Directory of exports, any fsspec URL.
 
     Raises:
-        InputError: There is no export, or none before.
+        InputError: There is no current export, or no earlier one.
     """
     target = RunDirectory(to, "--to")
     with named("--to", to):
@@ -311,7 +311,7 @@ def rollback(to: str) -> None:
 
 
 def _go_back(target: RunDirectory) -> tuple[str, str]:
-    """Points current.json at the export before; returns the names of the one that it named and of the one before."""
+    """Points current.json at the previous export; returns the names of the current and the previous one."""
     current = str(read_current(target))
     folders = target.fs.glob(target.path("step-*", MANIFEST))
     steps = sorted(int(path.split("/")[-2].removeprefix("step-")) for path in folders)

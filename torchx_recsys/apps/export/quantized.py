@@ -20,7 +20,7 @@ from trainer.training.evaluate import open_catalogue
 from trainer.training.item_vectors import item_vectors
 
 BITS = {"int8": 8, "int4": 4}
-BLOCK_ROWS = 65_536  # quantized at once, to take little memory besides the tables
+BLOCK_ROWS = 65_536  # rows quantized at once, so that little memory is needed besides the tables
 
 
 Quality = dict[str, float]
@@ -45,7 +45,7 @@ class QuantizedTable(nn.Module):
         """Returns the embeddings of rows, `[...]` int64 to `[..., D]` float32."""
         values = self.values[rows]
         if self._bits == 4:
-            values = values.int()  # the ONNX converter would shift into signed bytes
+            values = values.int()  # the ONNX converter would shift signed bytes
             values = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)[..., : self._columns]
         return values.float() * self.scales[rows].float()[..., None] + self.biases[rows].float()[..., None]
 
@@ -55,7 +55,7 @@ def _quantized(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     low, high = weight.aminmax(dim=1)
     biases, levels = low.half(), 2**bits - 1
     scales = ((high - biases.float()) / levels).half()
-    # By the stored scale and bias, so that the values make up for the rounding of both.
+    # Uses the stored scale and bias, so that the values compensate their rounding.
     steps = (weight - biases.float()[:, None]) / scales.float().where(scales != 0, 1.0)[:, None]
     values = steps.round().clamp(0, levels).to(torch.uint8)
     if bits == 4:

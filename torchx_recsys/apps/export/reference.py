@@ -1,4 +1,4 @@
-"""The trainer's own answers: rows from its loader, looked up by TorchRec in one process, without shards."""
+"""The trainer's own answers as a reference: rows from its loader, looked up by TorchRec in one unsharded process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -84,10 +84,10 @@ def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature 
     if "times" in uses:
         seconds, missing = seconds_of(column, chunk)
         return pa.array(seconds, mask=missing).to_pylist()
-    if uses == {"nulls"}:  # of any type; only presence matters
+    if uses == {"nulls"}:  # a column of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
-    if timed:  # a client has no later ones to send
+    if timed:  # a client does not have later ids
         array = earlier_lists(column, timed, chunk, as_lists(array))
     return to_texts(array) if is_string(id_type(array.type)) else array.to_pylist()
 
@@ -123,7 +123,7 @@ def trained_parity(
         samples: The samples.
         data: Names the tables.
     """
-    # In float32, in which FBGEMM's kernels add up rows of any precision; TorchRec's own modules would round each sum.
+    # In float32, as FBGEMM's kernels sum rows of any precision; TorchRec's own modules would round each sum.
     _put_rows(model, {table: one.float() for table, one in rows.items()})
     numbers = rows_of_samples(samples, data)
     renumbered = [SplitRows(part.columns, _renumbered(part.batch, numbers, data)) for part in samples]

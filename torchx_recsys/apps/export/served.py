@@ -21,7 +21,7 @@ def names_of_list(column: str) -> tuple[str, str]:
 
 
 def name_of_presence(column: str) -> str:
-    """Returns the name of the tensor that marks samples with a single id or a time; no number could mean missing."""
+    """Returns the name of the tensor that marks samples with a single id or a time: no number can mean missing."""
     return f"{column}.present"
 
 

@@ -1,4 +1,4 @@
-"""Writes an export with tables in shards: files of rows, which the loader maps into memory, and two programs.
+"""Writes an export with tables in shards: files of rows that the loader maps into memory, and two programs.
 
 The first program returns the rows of ids. The second takes the embeddings of these rows.
 """

@@ -15,7 +15,7 @@ from trainer.rules.derived_ids import SECONDS, inputs_of_cross
 from trainer.rules.plain_types import SECOND, has_values, id_type, is_list, is_moment, is_string, plain_type
 from trainer.rules.registry import id_rule
 
-VERSION = 2  # 1 had no inputs that mark missing ids: -2^63, a valid id, stood for a missing one
+VERSION = 2  # version 1 had no inputs that mark missing ids: -2^63, a valid id, stood for them
 HASH_OF_STRINGS = "BLAKE2b of the UTF-8 bytes, 8 bytes, little-endian, signed"
 
 
@@ -31,7 +31,7 @@ def signature(
         outputs: The outputs.
 
     Raises:
-        InputError: Two features would have the same input, or different values of a column.
+        InputError: Two features would have the same input, or take different values from a column.
     """
     _check_times(data, types)
     _check_earlier(data)
@@ -83,7 +83,7 @@ def type_of_ids(dtype: pa.DataType) -> str:
 
 
 def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
-    """Refuses a column of times that are other numbers to one feature than to another, as clients send one list."""
+    """Refuses a column of times that two features read as different numbers, as clients send one list."""
     uses: dict[str, dict[str, str]] = {}
     for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
         for name, feature in features.items():
@@ -101,12 +101,12 @@ def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
 
 
 def _has_ticks(dtype: pa.DataType) -> bool:
-    """Returns whether times are other numbers as ids, in ticks, than as numbers, in seconds."""
+    """Returns whether times are different numbers as ids, in ticks, than as values, in seconds."""
     return SECOND.get(getattr(dtype, "unit", "s"), 1) > 1
 
 
 def _check_earlier(data: DataConfig) -> None:
-    """Refuses a column of which two features keep the ids before different times, as clients send one list."""
+    """Refuses a column of which two features keep ids before different times, as clients send one list."""
     first: dict[str, str] = {}
     for name, feature in data.sparse.items():
         for column in columns_of(name, feature):

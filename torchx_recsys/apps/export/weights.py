@@ -15,9 +15,9 @@ from trainer.core.errors import InputError
 from trainer.data.columns import RecordedTypes
 from trainer.models.builder import build_model
 
-MODEL = "model.model."  # the model without its loss
+MODEL = "model.model."  # prefix of the model without its loss
 STEPS = "ema_steps"
-BLOCK_BYTES = 1 << 24  # of a table, read at once
+BLOCK_BYTES = 1 << 24  # size of the blocks in which a table is read
 
 
 class SavedWeights:
@@ -49,7 +49,7 @@ class SavedWeights:
             raise InputError(
                 f"--averages is True, but the checkpoint {self.url} has none; train with optimizer.ema.decay"
             )
-        self._steps = read_tensors(self.url, STEPS.__eq__).get(STEPS)  # only averages of tables count steps
+        self._steps = read_tensors(self.url, STEPS.__eq__).get(STEPS)  # only averaged tables have step counts
 
     def dense(self) -> dict[str, Tensor]:
         """Returns all weights but the tables."""
@@ -82,7 +82,7 @@ class SavedWeights:
             return rows
         assert self._steps is not None
         assert self._decay is not None
-        # Each column shard holds the average of a row as of the last step that looked the row up.
+        # A column shard has the average of a row as of the last step that looked the row up.
         shards = ColumnShards.of_saved(self._saved.entries[name])
         averages = self._saved.rows(self._averages[path], start, stop)
         touched = f"ema_touched.{name.split('.')[-2]}.steps"

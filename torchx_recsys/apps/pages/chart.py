@@ -11,8 +11,8 @@ from typing import Protocol
 from PIL import Image, ImageDraw, ImageFont
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-COLUMNS, LINES = 64, 8  # of a chart in the terminal
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 200, 90, 36, 34  # of a drawn chart, in pixels
+COLUMNS, LINES = 64, 8  # size of a chart in the terminal
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 200, 90, 36, 34  # layout of a drawn chart, in pixels
 INK, FAINT, ACCENT = "#333333", "#d5d5d5", "#1f77b4"
 TICKS = 4
 FONT_SIZE = 13
@@ -60,7 +60,7 @@ class Canvas(Protocol):
         ...
 
     def text(self, x: float, y: float, words: str, anchor: str) -> None:
-        """Writes words with their base line at `y`; the anchor is the side of the words at `x`."""
+        """Writes words with their baseline at `y`; the anchor is the side of the words at `x`."""
         ...
 
     def file(self) -> bytes:

@@ -1,7 +1,7 @@
-"""Figures as one PNG.
+"""Draws figures as a single PNG.
 
-Not by matplotlib: bars of 1,024 ranks take 4 s and an SVG of 1.9 MB, here 0.03 s and 1.1 MB. Words in matplotlib's SVG
-shrink with the page, and matplotlib brings nine packages. Pillow comes with TensorBoard.
+Without matplotlib: bars of 1,024 ranks take it 4 s and an SVG of 1.9 MB, here 0.03 s and 1.1 MB. Words in its SVG
+shrink with the page, and it brings nine packages. Pillow comes with TensorBoard.
 """
 
 import io
@@ -16,12 +16,12 @@ from trainer.pages.figures import Figure, Lying, Stacked, colors_of, has_key, nu
 INK, FAINT, LIMIT = "#1d2228", "#5b6570", "#cc0000"
 MARGIN = 30
 PLOT = 1100  # pixels of the bars of all ranks; with more ranks, one pixel per rank
-HEIGHT = 200  # of vertical bars
+HEIGHT = 200  # height of vertical bars
 BAR, GAP = 15, 5  # height of a horizontal bar, and the gap between two names
 NAMES, VALUES = 240, 150  # pixels left and right of horizontal bars
 LINE, TITLE, GROUND = 22, 32, 24  # pixels of a line, of a title, and below a figure
 FONT, LARGE = ImageFont.load_default(13), ImageFont.load_default(18)
-LETTERS = 150  # per line of words
+LETTERS = 150  # maximum length of a line of words
 
 
 def draw_image(title: str, lines: Sequence[str], figures: Sequence[Figure], ranks: int = 0) -> bytes:

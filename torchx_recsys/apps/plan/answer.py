@@ -1,4 +1,4 @@
-"""The answers of `python -m trainer plan` to a valid command line; they need the model, and so torch."""
+"""Computes and prints the answers of `python -m trainer plan`; needs the model, and so torch."""
 
 import json
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ def find(config: Config, config_words: list[str], hosts: Sequence[str], prices: 
 
 
 def vary(config: Config, clusters: Sequence[Cluster] | None, world_size: int | None, kinds: Sequence[str]) -> None:
-    """Prints the effects of changes; the clusters are as for `plan`.
+    """Prints the effects of changes to a configuration; clusters as in `plan`.
 
     Raises:
         InputError: The unchanged configuration does not fit, or there is no such change.
     """
-    build_unsharded_model(config, torch.device("meta"))  # refuses a wrong configuration first
+    build_unsharded_model(config, torch.device("meta"))  # first, as it refuses a wrong configuration
     print(effects_of(config, _checked(config, clusters, world_size)[0], kinds))
 
 

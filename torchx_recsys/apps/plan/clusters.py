@@ -1,4 +1,4 @@
-"""Clusters that flags name. No torch: wrong flags fail at once."""
+"""Parses clusters named by flags. Without torch, so that wrong flags fail at once."""
 
 import re
 from collections.abc import Sequence

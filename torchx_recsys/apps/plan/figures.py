@@ -11,9 +11,9 @@ from torchx_recsys.planner.reasons import step_milliseconds
 from torchx_recsys.planner.step_time import sent_by_hosts
 from trainer.pages.figures import Figure, Lying, Stacked
 
-NAMED = 8  # tables with their own color
+NAMED = 8  # maximum number of tables with their own color
 HEAVIEST = 15
-MOST_LYING = 16  # hosts that take a line each
+MOST_LYING = 16  # maximum number of hosts with a line each
 REST = "all other tables"
 BESIDE = "batches, dense part, process"
 

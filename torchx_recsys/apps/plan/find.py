@@ -19,9 +19,9 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 
 LISTED = 8
-QUICK_TRIES = 100  # attempts to repack tables; a single plan makes 20 times more
+QUICK_TRIES = 100  # tries to repack tables; a single plan takes 20 times as many
 HOUR_MS = 3_600_000
-NEAR, BATCH_STEP = 0.05, 8  # how far, and in which steps, to look for a batch that more clusters share
+NEAR, BATCH_STEP = 0.05, 8  # range and step of the search for a batch size that more clusters divide
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Offer:
     """A cluster that fits, or may fit.
 
     Attributes:
-        number: Its place among all clusters, which breaks ties.
+        number: Its index among all clusters, which breaks ties.
         cluster: The cluster.
         milliseconds: The time of a step; before the search, the proven least.
         per_hour: Price of an hour.
@@ -76,7 +76,7 @@ class Found:
         searched: Number of clusters searched for a plan.
         refused: The plans of searched clusters that do not fit.
         too_small: Number of clusters proven too small.
-        left_out: A line on clusters whose ranks do not share the batch; empty if none.
+        left_out: A line about clusters whose ranks do not share the batch; empty if there are none.
     """
 
     best: Mapping[str, Sequence[Offer]]
@@ -113,7 +113,7 @@ def find_clusters(model: nn.Module, config: Config, hosts: Sequence[str], prices
     possible = [one for one in least if np.isfinite(one.milliseconds)]
     best = {name: _first(number, rank, possible, search) for name, (number, rank) in RANKINGS.items()}
     if not possible:
-        search.plan(max(least, key=lambda one: one.cluster.ranks))  # to tell how much memory it lacks
+        search.plan(max(least, key=lambda one: one.cluster.ranks))  # for the memory that it lacks
     return Found(
         best=best,
         looked_at=sharing,
@@ -156,7 +156,7 @@ def _per_hour(cluster: Cluster, prices: Prices) -> float:
 
 
 def _left_out(every: Sequence[Cluster], sharing: Sequence[Cluster], batch: int) -> str:
-    """Returns a line on clusters whose ranks do not divide a batch, and on a nearby batch that more divide."""
+    """Returns a line about clusters whose ranks do not divide the batch, with a nearby batch that more divide."""
     if len(sharing) == len(every):
         return ""
     number = f"{len(every) - len(sharing)} more are left out, as their ranks do not divide data.global_batch_size"

@@ -38,11 +38,11 @@ def plan(
         config_words: The configuration and its overrides as typed.
         world_size: Ranks to plan for: on this machine, or on as many of planner.hardware as they need. Unset: 2.
         on: Clusters to plan for, HOST:NODES such as h100:8, a host of docs/reference/resources.md; several: compared.
-        find: Hosts to find the cheapest and smallest cluster of that fits, by name, or all with a price and GPUs.
-        prices: A price file to find by, any fsspec URL. Unset: the one that comes with the trainer, on-demand prices.
-        vary: What to change, one thing at a time, to see what it saves: batch, dimension, precision, comms, hotness,
+        find: Hosts to search for the cheapest and the smallest cluster that fits, or all with a price and GPUs.
+        prices: A price file for --find, any fsspec URL. Unset: the trainer's own, with on-demand prices.
+        vary: Settings to change, one at a time, to see what each saves: batch, dimension, precision, comms, hotness,
             tables, or all.
-        run: A finished run, any fsspec URL: its plan, and what the planner forecasts of it beside what it measured.
+        run: A finished run, any fsspec URL: shows its plan, and the planner's forecast beside the run's measurements.
         page: An HTML file to draw the plan to, and clusters beside each other, any fsspec URL; a browser opens it.
         png: An image to draw the same to, .png, any fsspec URL.
         out: Where to save the plan.json, any fsspec URL; planner.plan takes it. With --run: the numbers, as JSON.

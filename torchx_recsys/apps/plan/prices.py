@@ -1,4 +1,4 @@
-"""Prices of hosts: a file that comes with the trainer, or the user's own."""
+"""Prices of hosts, from a file that comes with the trainer or from the user's own."""
 
 import datetime
 import tomllib

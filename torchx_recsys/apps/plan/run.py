@@ -32,8 +32,8 @@ from trainer.training.sharded_model import build_unsharded_model
 
 Facts = dict[str, Any]
 KEY = "--run"
-FORWARD_OF_DENSE = 1 / 3  # share of forward in the dense part's products; backward has the rest
-# Runs of earlier versions measured all updates as a part of backward.
+FORWARD_OF_DENSE = 1 / 3  # forward's share of the dense part's products; backward takes twice as many
+# Runs of earlier versions measured all updates as part of backward.
 EARLIER_PARTS = {
     "wait for data": INPUT,
     "exchange of ids": EXCHANGE,
@@ -108,7 +108,7 @@ def read_run(url: str, config: Config | None = None) -> Run:
     on_gpu, per_host = facts["device"] == "cuda", facts["local_world_size"]
     changes: Facts = {"plan": directory.url_of("plan.json")}
     planner = config.planner
-    if not planner.hardware:  # the memory of the run's ranks, in place of this machine's
+    if not planner.hardware:  # uses the memory of the run's ranks instead of this machine's
         changes |= {key: size for key, size in facts.get("rank_memory", {}).items() if getattr(planner, key) is None}
     planner = planner.model_copy(update=changes)
     if on_gpu and not (planner.hardware or planner.memory_gib) and not torch.cuda.is_available():
@@ -138,7 +138,7 @@ def forecast_of(run: Run, model: nn.Module) -> Facts:
     if not (cluster.on_gpu or config.planner.calibration):
         return {}
     problem = problem_of(model, config, cluster)
-    if problem.topology.system:  # TorchRec trained, whatever planner.system plans for
+    if problem.topology.system:  # TorchRec trained the run, whichever system planner.system names
         problem = replace(problem, topology=problem.of_systems["torchrec"])
     plan = load_plan(
         str(config.planner.plan), table_shapes(model), cluster.ranks, cluster.per_host, cluster.device_type
@@ -175,7 +175,7 @@ def _parts(step: StepTime, tables: str) -> dict[str, float]:
 def _bytes(memory: RankMemory) -> Facts:
     """Returns the GPU memory of every rank as runs measure it, and the fullest rank's memory by kind."""
     kinds = memory.by_kind()
-    of_ranks = (memory.total - kinds["context"] - kinds["communication"])[:, 0]  # these are not the allocator's
+    of_ranks = (memory.total - kinds["context"] - kinds["communication"])[:, 0]  # the allocator does not count these
     fullest = int(of_ranks.argmax())
     return {
         "memory_bytes": [round(size) for size in of_ranks],
@@ -243,5 +243,5 @@ def _page(run: Run, model: nn.Module, figures: list[Lying]) -> str:
     drawn: list[Figure] = [*figures]
     try:
         return draw_page([plan_on(model, run.config, run.cluster)], drawn)
-    except InputError as error:  # a plan made by hand
+    except InputError as error:  # for example a plan made by hand
         return draw_figures(f"Run {without_secrets(run.url)}", without_secrets(error), drawn)

@@ -1,4 +1,4 @@
-"""A plan as text: whether it fits, how long a step is, where tables are and why."""
+"""A plan as text: whether it fits, how long a step takes, where tables are and why."""
 
 from collections.abc import Iterator
 

@@ -18,7 +18,7 @@ from trainer.core.errors import InputError, nearest
 from trainer.training.sharded_model import build_unsharded_model
 
 ALL = "all"
-ADDED = 0.1  # part of the tables to repeat, largest first
+ADDED = 0.1  # fraction of the tables to repeat, largest first
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 

@@ -102,7 +102,7 @@ def predict_parts(
                 if written:
                     written.result()
                 written = pool.submit(_add, part, stop - start, read, found)
-        for _ in columns:  # the other ranks have one more part, and need this rank for it
+        for _ in columns:  # while other ranks make one more part, this rank takes part in their steps
             pass
         if written:
             written.result()

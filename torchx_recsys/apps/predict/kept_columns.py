@@ -1,4 +1,4 @@
-"""Columns of any Arrow type that go from a data set to an output unchanged."""
+"""Columns of any Arrow type that are copied from a data set to an output unchanged."""
 
 from collections.abc import Collection, Sequence
 

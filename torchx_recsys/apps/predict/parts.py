@@ -1,4 +1,4 @@
-"""The parts of a job, which ranks take in turn: each file is written whole or not at all, and a manifest lists them."""
+"""Parts of a job, which ranks take in turn. Each file is written whole or not at all; a manifest lists them."""
 
 import io
 import posixpath
@@ -25,14 +25,14 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train on these files
 
-# The default is 1 MiB, more than 65,536 numbers take. All ids and outputs, which hardly repeat, would get a dictionary:
+# With the default, 1 MiB, ids and outputs of 65,536 rows would all get a dictionary, although they hardly repeat:
 # writing would take 1.6 times as long, and a sixth more space.
 DICTIONARY_BYTES = 32_768
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartLanes(Lanes):
-    """One lane for each rank, with the rank's parts of a data set in order; no step has rows of two parts.
+    """A lane for each rank, with the rank's parts of a data set in order; no step has rows of two parts.
 
     Attributes:
         parts: The parts of each lane. All but the last part of a lane are whole steps.
@@ -101,7 +101,7 @@ class PartFiles:
         return f"part-{number:05d}-of-{len(self.parts):05d}.parquet"
 
     def missing(self) -> list[int]:
-        """Returns the numbers of the parts with no file yet, or a truncated file."""
+        """Returns the numbers of parts without a file, or with a truncated one."""
         there = set(part_names(self._directory))
         candidates = [number for number in range(len(self.parts)) if self.name(number) in there]
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:

@@ -50,10 +50,10 @@ def predict(
     """Writes a model's outputs for every row of a data set, in order. CONFIG is a TOML file: RUN_DIR/config.toml.
 
     The rows of all files, sorted by URL, are cut into parts of a fixed size: TO/part-00003-of-00007.parquet. Each has
-    the columns to keep, then one for each output. TO/manifest.json, written last, lists the parts. A job that was
-    interrupted continues when it is started again, on any number of ranks: parts that are there are not made again.
+    the columns to keep, then one for each output. TO/manifest.json, written last, lists the parts. An interrupted
+    job continues when it is started again, on any number of ranks: existing parts are not made again.
 
-    Labels, weights and groups need not be in the data.
+    The data may lack labels, weights and groups.
 
     Args:
         config: The configuration; its planner section may differ from the run's.
@@ -64,8 +64,8 @@ def predict(
         keep_columns: Columns of the data to keep, of any type; `*` stands for all. Without a name: none.
         outputs: Outputs of the model to write. Unset: all.
         rows_per_part: Rows of a part, a multiple of the batch size.
-        batch_size: Rows that a rank computes at once. A job that continues keeps that of its first start, as products
-            of matrices of another shape are rounded differently.
+        batch_size: Rows that a rank computes at once. A job that continues keeps the size of its first start, as matrix
+            products of another shape are rounded differently.
 
     Raises:
         InputError: There is no such checkpoint, column or output, it is another model's, the data cannot be used, or TO
@@ -88,7 +88,7 @@ def predict(
 
 @dataclass(frozen=True, kw_only=True)
 class PredictArguments:
-    """What to predict, with which checkpoint, and where to write it.
+    """The arguments of a prediction: its data, checkpoint and output.
 
     Attributes:
         out: The run directory.
@@ -178,7 +178,7 @@ class PredictionJob(PartsJob):
 
 @dataclass(frozen=True)
 class Source:
-    """What is predicted, and where to.
+    """The data and the output of a prediction.
 
     Attributes:
         directory: The directory of the parts.
@@ -194,7 +194,7 @@ class Source:
 
 
 def _find_source(config: Config, arguments: PredictArguments) -> Source:
-    """Finds the data. Writes nothing."""
+    """Finds the data, without writing anything."""
     arguments.check()
     directory = RunDirectory(arguments.to, "--to")
     files = find_files(arguments.source_key, arguments.source, arguments.data(config.data))
@@ -206,7 +206,7 @@ def _find_source(config: Config, arguments: PredictArguments) -> Source:
 def _find_checkpoint(
     config: Config, arguments: PredictArguments, source: Source, find: FindDamage
 ) -> tuple[Checkpoint, Record]:
-    """Finds the checkpoint, and what decides the contents of the parts."""
+    """Finds the checkpoint, and everything that decides the contents of the parts."""
     checkpoint = choose_checkpoint(source.directory, arguments.out, arguments.checkpoint, find)
     types = RecordedTypes.of_checkpoint(checkpoint.url, checkpoint.train_state)
     types.check(arguments.data(config.data), source.files.files)
@@ -252,7 +252,7 @@ def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> 
 def _fingerprint(config: Config) -> str:
     """Returns a text that changes with the computation of a model from its weights and a row."""
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
-    # Without empty options, so that jobs from before options existed can continue.
+    # Without empty options, so that jobs from before the options existed can continue.
     rules = {
         kind: {
             name: {key: value for key, value in keys.items() if key != "options" or value} for name, keys in of.items()

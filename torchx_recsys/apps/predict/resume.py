@@ -1,7 +1,7 @@
 """Resumes a job that writes parts, such as a prediction, after the job was killed or stopped.
 
-`job.json` records what decides the contents of the parts. Each part is a whole file or none. A restarted job compares
-its record with the record in the directory, and makes the missing parts. `manifest.json` comes last.
+`job.json` records everything that decides the contents of the parts. Each part is a whole file or none. A restarted job
+compares its record with the record in the directory, and makes the missing parts. `manifest.json` comes last.
 """
 
 import json
@@ -37,12 +37,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PartsJob:
-    """A job that writes parts, before it has written anything.
+    """The description of a job that writes parts.
 
     Attributes:
         directory: The directory of the parts.
         checkpoint: The checkpoint that the parts are made from.
-        record: What decides the contents of the parts.
+        record: Everything that decides the contents of the parts.
         rows: Rows of all parts.
         names: Names of the columns in the parts; empty to keep the names of the tables.
     """
@@ -137,7 +137,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
     Raises:
         InputError: The directory holds parts of another job.
     """
-    earlier = _find_earlier(directory)  # again: another job may have ended before this job had the lock
+    earlier = _find_earlier(directory)  # read again: another job may have ended before this job took the lock
     if earlier.record:
         _check_same(directory, earlier.record, record)
         record = earlier.record
@@ -190,7 +190,7 @@ def _find_earlier(directory: RunDirectory) -> EarlierJob:
 
 
 def _refuse_others(directory: RunDirectory) -> None:
-    """Refuses a directory with a file of our name from another program, such as an export."""
+    """Refuses a directory where another program, such as export, has a file of the same name."""
     try:
         is_ours = _is_record(directory.read_json(FILE) or {})
     except DamagedError:

@@ -1,4 +1,4 @@
-"""Lists and verifies the checkpoints of a run, and converts one to a plain file.
+"""Lists and verifies the checkpoints of a run, and converts a checkpoint to a plain file.
 
 Nothing here writes to the run directory, so a job may write to it meanwhile.
 """
@@ -30,19 +30,19 @@ def checkpoints(
 ) -> None:
     """Lists the checkpoints of a run, verifies them, or converts one to a single file.
 
-    The list marks the best checkpoint by each metric of data.validation with a star, and shows why each is kept. The
-    file of a converted one is read by torch.load(FILE, weights_only=True), without torchrec, fbgemm or a process group:
+    The list marks the best checkpoint by each metric of data.validation with a star, and shows why each is kept. A
+    converted file is read by torch.load(FILE, weights_only=True), without torchrec, fbgemm or a process group:
     a dict of plain tensors by name, and `step`.
 
     Args:
         out: The run directory, any fsspec URL. Nothing is written to it.
-        verify: Read all files back and compare them with their manifest; exit code 1 if one is damaged.
-        convert: File to write, any fsspec URL; one that ends in .safetensors is of that format.
+        verify: Read all files back and compare them with their manifest; exit code 1 if a file is damaged.
+        convert: File to write, any fsspec URL; the suffix .safetensors selects that format.
         step: Only the checkpoint of this step. Unset: all of them, and the newest good one to convert.
         overwrite: Replace a file to convert to that exists.
 
     Raises:
-        InputError: There is no such checkpoint, the one to convert is damaged, or the file cannot be written.
+        InputError: There is no such checkpoint, the checkpoint to convert is damaged, or the file cannot be written.
     """
     refuse_existing({"--convert": convert}, overwrite)
     run = RunDirectory(out)
@@ -103,7 +103,7 @@ def _table(run: RunDirectory, found: Checkpoints, states: dict[int, str]) -> str
 
 
 def _retention(run: RunDirectory) -> Retention:
-    """Returns the rules of the run; the defaults if its configuration is damaged, which is said."""
+    """Returns the retention rules of the run; warns and returns the defaults if its configuration is damaged."""
     try:
         keep = (run.read_toml("config.toml") or {}).get("checkpoint", {}).get("keep", {})
         return validate(Retention, keep, lambda _: f"{run.url_of('config.toml')}: ")
@@ -125,7 +125,7 @@ def _facts(checkpoint: RunDirectory) -> dict[str, Any]:
 
 
 def _rounded(amount: float, units: tuple[tuple[str, int], ...]) -> str:
-    """Returns an amount in the largest unit that fits in at least twice."""
+    """Formats an amount in the largest unit of which it has at least two."""
     unit, size = next((unit for unit in units if amount >= 2 * unit[1]), units[-1])
     return f"{amount / size:,.0f} {unit}"
 

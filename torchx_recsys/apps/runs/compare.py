@@ -1,4 +1,4 @@
-"""Puts runs side by side: configurations, metrics, speed, and their curves as a page, which one run alone gets, too."""
+"""Compares runs: configurations, metrics, speed, and curves as a page, also of a single run."""
 
 import json
 import posixpath
@@ -22,9 +22,9 @@ SEED = "train.seed"
 
 
 def compare(runs: tuple[str, ...], page: str | None = None, overwrite: bool = False) -> None:
-    """Puts runs side by side: what differs in their configurations, their last metrics, their speed.
+    """Compares runs: differences of their configurations, last metrics, speed.
 
-    A star marks the best value of a metric. Runs that differ in nothing but train.seed are a group, with the mean and
+    A star marks the best value of a metric. Runs that differ only in train.seed are a group, with the mean and
     the standard deviation of each metric.
 
     Args:
@@ -47,7 +47,7 @@ def compare(runs: tuple[str, ...], page: str | None = None, overwrite: bool = Fa
 
 
 def _names(urls: Sequence[str]) -> list[str]:
-    """Returns short names: what the URLs have after the directories that they have in common."""
+    """Returns short names: the URLs without their common directories."""
     clean = [without_secrets(url.rstrip("/")) for url in urls]
     if len({*clean}) < len(clean):
         raise InputError(f"--runs has '{max(clean, key=clean.count)}' twice; name each run once")
@@ -65,7 +65,7 @@ def _read(url: str, name: str) -> Run:
 
 
 def _tables(runs: Sequence[Run]) -> dict[str, Table]:
-    """Returns tables by title, each with its header; a table without rows is of nothing."""
+    """Returns tables by title, each with its header; a table without rows is left out."""
     return {
         "Runs": _summaries(runs),
         "Metrics": _results(runs),
@@ -116,7 +116,7 @@ def _spread(runs: Sequence[Run]) -> Table:
 
 
 def _but_for_seed(run: Run) -> str:
-    """Returns the configuration without the seed: equal for runs that differ in nothing else."""
+    """Returns the configuration without the seed, equal for runs that differ only in the seed."""
     return json.dumps({key: value for key, value in run.config.items() if key != SEED}, sort_keys=True)
 
 

@@ -1,7 +1,7 @@
 """Runs trainer jobs on this machine under torchrun, as child processes that a tool can wait for and kill.
 
-components/launch.py also spells torchrun's command, and TorchX could run it. But components know nothing of the
-trainer, and render a shell command for a scheduler, which then owns the processes.
+components/launch.py also has torchrun's command, and TorchX could run it. But components do not import the trainer, and
+render a shell command for a scheduler, which then owns the processes.
 """
 
 import re
@@ -52,7 +52,7 @@ def run_job(ranks: int, log: Path, *arguments: str) -> None:
 
 
 def kill_ranks(job: subprocess.Popen[bytes]) -> None:
-    """Kills the ranks of a job, and what they are forked from, with SIGKILL. torchrun notices, and ends."""
+    """Kills the ranks of a job and the process that they are forked from with SIGKILL. torchrun notices, and ends."""
     with suppress(psutil.NoSuchProcess):  # if a rank has just ended by itself, torchrun ends the others
         for rank in psutil.Process(job.pid).children() if job.poll() is None else ():
             rank.kill()
@@ -60,7 +60,7 @@ def kill_ranks(job: subprocess.Popen[bytes]) -> None:
 
 
 def error_of_failed_job(log: Path) -> InputError | SystemExit:
-    """Returns the trainer's one-line error if the log holds one; else prints the end of the log."""
+    """Returns the trainer's one-line error from the log; without one, prints the end of the log."""
     output = log.read_text(errors="replace")
     if found := re.search(r"^error: (.*)$", output, re.MULTILINE):
         return InputError(found[1])

@@ -16,14 +16,14 @@ from trainer.run import lock
 def profile(
     out: str, steps: int = 5, ranks: list[int] | None = None, stacks: bool = False, memory: bool = False
 ) -> None:
-    """Requests a profile of the job that is writing to a run directory, which makes it within seconds.
+    """Requests a profile of the job that is writing to a run directory; the job starts it within seconds.
 
-    Works alike on every scheduler: the request is a file in the run directory, that rank 0 looks for.
+    Works the same on every scheduler: the request is a file in the run directory, which rank 0 looks for.
 
     Args:
         out: The run directory, any fsspec URL.
         steps: Steps to record.
-        ranks: Ranks that write a trace; rank 0 if left out. The table is about all ranks.
+        ranks: Ranks that write a trace. Unset: rank 0. The table covers all ranks.
         stacks: Record Python's stacks as well, which stalls training for some 20 s when the trace is written.
         memory: Record allocations as well, with a snapshot of the GPU's memory.
 

@@ -1,4 +1,4 @@
-"""Goes back in a run over segments: a new run directory that holds the run as it was when a segment was done.
+"""Goes back in a run over segments: makes a new run directory with the run as it was at the end of a segment.
 
 Nothing here writes to the run itself, so a job may write to it meanwhile.
 """
@@ -32,14 +32,14 @@ Line = Mapping[str, Any]
 
 
 def rewind(out: str, segment: str, to: str) -> None:
-    """Makes a new run directory that holds a run over segments as it was when a segment was done.
+    """Makes a new run directory with a run over segments as it was at the end of a segment.
 
-    It has the checkpoint at the end of the segment, and what the run recorded up to it. The same training command with
-    this directory as --out goes on with the segment after it, and with --data.segments.skip leaves segments out.
+    The directory has the checkpoint at the end of the segment, and the run's records up to it. The same training
+    command with this directory as --out continues with the next segment; --data.segments.skip leaves segments out.
 
     Args:
         out: The run directory, any fsspec URL. Nothing is written to it, and a job may write to it meanwhile.
-        segment: Name of the segment to go back to; of one that was trained on twice, the second time counts.
+        segment: Name of the segment to go back to; if the run trained on it twice, the second time counts.
         to: New run directory, any fsspec URL.
 
     Raises:
@@ -67,7 +67,7 @@ def rewind(out: str, segment: str, to: str) -> None:
 
 
 def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
-    """Returns what a new run directory was made for, nothing if it is empty; refuses one that holds something else."""
+    """Returns the origin of a directory made by an earlier call, empty for a new one; refuses any other content."""
     inside, outside = (directory.fs.url_of(directory.path()) for directory in (target, run))
     if f"{inside}/".startswith(f"{outside}/"):
         raise InputError(f"--to is '{without_secrets(target.url)}', which is in --out; name a new directory elsewhere")
@@ -81,7 +81,7 @@ def _read_record(run: RunDirectory, target: RunDirectory) -> dict[str, Any]:
 
 
 def _step_at_end(run: RunDirectory, segment: str) -> int:
-    """Returns the step at the end of a segment that has a checkpoint."""
+    """Returns the step at the end of a segment, which has a checkpoint."""
     checkpoints = Checkpoints(run)
     ends = named_ends(checkpoints, checkpoints.steps())
     if steps := [step for step, name in ends.items() if name == segment]:
@@ -123,7 +123,7 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
 
 KEPT: Mapping[str, Callable[[Line, int], bool]] = {
     "metrics.jsonl": lambda line, step: line["step"] <= step,
-    # The evaluation after the last step is of the next segment, and so are lines of that step without samples.
+    # The evaluation after the last step belongs to the next segment, and so do lines of that step without samples.
     "evaluations.jsonl": lambda line, step: line["step"] < step,
     "segments.jsonl": lambda line, step: line["step"] < step or (line["step"] == step and line["samples"] > 0),
 }
@@ -137,8 +137,8 @@ def copy_checkpoint(source: Checkpoints, target: Checkpoints, step: int, source_
         source: The checkpoints of a run.
         target: The checkpoints of the other.
         step: The step.
-        source_key: The flag that named the run.
-        target_key: The flag that named the other.
+        source_key: The flag that names the run.
+        target_key: The flag that names the other run.
 
     Raises:
         InputError: A file is damaged, gone, or cannot be written.
@@ -162,7 +162,7 @@ def copy_checkpoint(source: Checkpoints, target: Checkpoints, step: int, source_
 
 
 def _copy_file(here: RunDirectory, there: RunDirectory, name: str) -> FileEntry:
-    """Copies a file and returns the size and checksum of what was read."""
+    """Copies a file and returns size and checksum of the bytes read."""
     entry = entry_of(b"")
     with named(there.key, there.url), there.fs.durable(there.path(name)) as copy:
         for block in _blocks(here, name):
@@ -191,7 +191,7 @@ def _write(target: RunDirectory, name: str, text: str) -> None:
 
 
 def _command(run: RunDirectory, target: RunDirectory, step: int) -> list[str]:
-    """Returns the command that goes on, and leaves out the segment that the run trained on next."""
+    """Returns the command that continues without the segment that the run trained on next."""
     facts = target.facts()
     ranks = facts.get("local_world_size", 1)
     hosts = facts.get("world_size", ranks) // ranks

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint without shards or a plan: whole, a few rows at a time, or all in one plain file."""
+"""Reads the tensors of a checkpoint without a plan: whole, a few rows at a time, or all into a plain file."""
 
 import posixpath
 import tempfile

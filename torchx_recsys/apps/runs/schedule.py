@@ -15,18 +15,18 @@ from trainer.data.epoch_order import Lanes, default_lanes
 from trainer.data.row_groups import find_training_files
 from trainer.optim.schedules import DECAYS, LearningRate, learning_rates, step_at
 
-PARTS = 8  # of the run; the table has the ends of the parts, and the steps at which a schedule turns
-POINTS = 600  # of a drawn curve
+PARTS = 8  # number of equal parts of the run; the table has their ends, and the steps at which a schedule turns
+POINTS = 600  # number of points of a drawn curve
 
 
 def show_schedule(
     config: Config, steps_per_epoch: int | None = None, out: str | None = None, overwrite: bool = False
 ) -> None:
-    """Shows the learning rates of a configuration over a run. CONFIG is a TOML file, or the name of a ready-made one.
+    """Shows the learning rates of a configuration over a run. CONFIG is a TOML file or a name.
 
     Args:
         config: The configuration.
-        steps_per_epoch: Steps of an epoch. Unset: from data.train, if anything is counted in epochs.
+        steps_per_epoch: Steps of an epoch. Unset: from data.train, if a schedule counts in epochs.
         out: A file to draw them to, .svg or .png, any fsspec URL.
         overwrite: Replace a file that exists.
 

@@ -1,4 +1,4 @@
-"""Watches a run over segments: what the model is worth on each, how the data shifts, and what was published."""
+"""Watches a run over segments: metrics on each segment, shifts of the data, and exports."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -27,8 +27,8 @@ from trainer.pages.html import draw_figure, draw_table, whole_page
 from trainer.pages.segments import Table, segments_table
 
 PAGE = "segments.html"
-SHOWN = 30  # segments in the terminal
-SHIFTED = 6  # features in the figure
+SHOWN = 30  # maximum number of segments in the terminal
+SHIFTED = 6  # number of features in the figure of shifts
 RATE = "label_rate"
 
 
@@ -136,7 +136,7 @@ def _table(watched: Watched) -> Table:
 
 
 def _figures(watched: Watched) -> list[Lines]:
-    """Returns the curves over the segments that have two points at least."""
+    """Returns the curves over the segments, if they have at least two points."""
     metrics, names = _metrics(watched), watched.names
     drawn: list[tuple[str, str, Series, float | None]] = [
         (name, "On each segment, before it was trained on.", series, None) for name, series in metrics.items()
@@ -161,7 +161,7 @@ def _figures(watched: Watched) -> list[Lines]:
 
 
 def _metrics(watched: Watched) -> Mapping[str, Series]:
-    """Returns the values on each segment, by metric and task; beside the run's those of the static model."""
+    """Returns the values on each segment, by metric and task; those of the static model beside the run's."""
     found: dict[str, dict[str, Mapping[str, float]]] = {}
     before = {line["segment"]: line["before"] or {} for line in watched.lines}
     for name in segments_table(watched.lines)[0][3:]:
@@ -193,7 +193,7 @@ def _shifts(watched: Watched) -> dict[str, dict[str, float]]:
 
 
 def _curves(series: Mapping[str, Mapping[str, float]], names: list[str]) -> dict[str, tuple[list[int], list[float]]]:
-    """Returns places of segments and values, where there are finite ones for two segments at least."""
+    """Returns indices of segments and their values; empty unless at least two segments have finite values."""
     found = {}
     for title, values in series.items():
         points = [(place, values[name]) for place, name in enumerate(names) if isfinite(values.get(name, float("nan")))]

@@ -1,4 +1,4 @@
-"""A model that is no longer trained, evaluated on the segments since: what training on each of them is worth."""
+"""Evaluates a model that is no longer trained on later segments, to show the worth of training on each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def static_metrics(
 ) -> dict[str, dict[str, float]]:
     """Returns the metrics of a checkpoint on each segment after it, by name; those without files are left out.
 
-    What was evaluated is kept in the run directory, a line at a time, and not evaluated again.
+    Results are kept in the run directory, line by line, and not computed again.
 
     Args:
         config: The configuration.
@@ -53,7 +53,7 @@ def static_metrics(
     """
     check_metrics(config)
     name, asked = f"segments-static-{checkpoint.step}.jsonl", {"metrics": config.evaluate.metrics}
-    evaluated = (line for line in run.read_records(name) if {"segment", "values"} <= line.keys())  # or it is damaged
+    evaluated = (line for line in run.read_records(name) if {"segment", "values"} <= line.keys())  # else it is damaged
     known = [line for line in evaluated if asked.items() <= line.items()]
     there = {line["segment"] for line in known}
     new = [line["segment"] for line in lines if line["first_step"] >= checkpoint.step and line["segment"] not in there]

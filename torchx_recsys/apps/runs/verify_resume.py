@@ -24,7 +24,7 @@ from trainer.core.outcome import FAILED
 from trainer.core.run_directory import RunDirectory
 
 LEAST_STEPS = 4
-TOLERANCE = 1e-5  # on another number of ranks, which add up in a different order
+TOLERANCE = 1e-5  # for another number of ranks, which sums in a different order
 KILL_ATTEMPTS = 5
 POLL_SECONDS = 0.002
 SHOWN_DIFFERENCES = 5
@@ -33,7 +33,7 @@ SHOWN_DIFFERENCES = 5
 def verify_resume(
     config: Config, steps: int = 20, ranks: int = 2, other_ranks: int = 1, keep: str | None = None
 ) -> None:
-    """Trains a baseline run and one that is killed and resumed, and compares them. CONFIG is a TOML file or a name.
+    """Compares a baseline run with a run that is killed and resumed. CONFIG is a TOML file or a name.
 
     Args:
         config: The configuration to train.

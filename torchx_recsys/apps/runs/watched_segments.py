@@ -1,4 +1,4 @@
-"""What is known of a run over segments: from its directory, its data and its exports."""
+"""Collects the facts about a run over segments, from its directory, its data and its exports."""
 
 import json
 import posixpath
@@ -17,7 +17,7 @@ from trainer.core.storage import named
 from trainer.data.segments import data_of_segment, look_at_segment
 
 SHIFTS = "segments-shift.jsonl"
-MEASURED_AT_ONCE = 30  # segments whose data is read by one command; the newest
+MEASURED_AT_ONCE = 30  # maximum number of segments, the newest, whose data a command reads
 DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[-_T]?(\d\d))?")
 HOUR = 3600
 Line = Mapping[str, Any]
@@ -28,7 +28,7 @@ class Publication:
     """An export, or a refusal.
 
     Attributes:
-        time: When, in seconds since 1970.
+        time: The time, in seconds since 1970.
         step: The step of its checkpoint.
         segment: The last segment that it was trained on.
         refused: The rule that did not hold, with its figures; empty for an export.
@@ -43,20 +43,20 @@ class Publication:
 
     @property
     def what(self) -> str:
-        """What came of it, in words."""
+        """The result in words."""
         return f"refused by {self.refused}" if self.refused else "current" if self.is_current else "exported"
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What is known of a run over segments.
+    """The facts about a run over segments.
 
     Attributes:
         name: The name of the run.
         lines: Its segments, as in segments.jsonl.
         shifts: `label_rates` and `indices` of a segment's data, by its name.
         new_ids: The ids that got a row of a table with managed ids in each segment, by table and segment.
-        done: When a segment had been trained on, in seconds since 1970.
+        done: The time at which training on a segment ended, in seconds since 1970.
         publications: Exports and refusals, in the order of time.
         static: The metrics on each segment of a model that is no longer trained.
         static_step: The step of that model.
@@ -93,7 +93,7 @@ class Watched:
 
 
 def shifts_of(run: RunDirectory, data: DataConfig, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns what samples of the segments show; reads the newest whose samples were not read yet.
+    """Returns the shifts of the segments; reads samples of the newest ones that have not been read yet.
 
     Raises:
         InputError: A segment cannot be read.

@@ -1,1 +1,1 @@
-"""Serves an exported model over HTTP, to look at it: JSON in and out, requests in batches."""
+"""Serves an exported model over HTTP, for trying it out: JSON in and out, requests in batches."""

@@ -1,4 +1,4 @@
-"""Answers requests in batches: requests that arrive within a few milliseconds go through the model together."""
+"""Batches requests: requests that arrive within a few milliseconds go through the model together."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ class PendingRequest:
     """A waiting request.
 
     Attributes:
-        model: The model that made the inputs of columns, and computes the outputs.
+        model: The model that turned columns into the inputs, and computes the outputs.
         inputs: The inputs.
         samples: Number of samples.
         outputs: Receives the outputs.
@@ -39,13 +39,13 @@ class Batcher:
         samples: Most samples of a batch, unless a single request has more.
 
     Attributes:
-        model: The model for the next requests, including requests that are already waiting.
+        model: The model for new requests. Waiting requests are computed by the model that read their columns.
     """
 
     def __init__(self, model: Model, wait_seconds: float, samples: int) -> None:
         self.model, self._wait, self._samples = model, wait_seconds, samples
         self._queue: asyncio.Queue[PendingRequest] = asyncio.Queue()
-        self._turn = asyncio.Lock()  # of a batch, or of what happens between two
+        self._turn = asyncio.Lock()  # held by a batch, or by a call between two batches
 
     async def answer(self, model: Model, inputs: Columns, samples: int) -> Columns:
         """Returns the outputs for inputs.
@@ -67,7 +67,7 @@ class Batcher:
             return time.perf_counter() - start
 
     async def work(self) -> None:
-        """Answers requests for ever."""
+        """Answers requests forever."""
         first = await self._queue.get()
         while True:
             batch, first = await self._collect(first)

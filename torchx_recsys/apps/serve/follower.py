@@ -1,4 +1,4 @@
-"""Follows current.json: takes over each export that it names, while the one before is served."""
+"""Follows current.json: loads each export that it names, while the previous one is served."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ class Follower:
     Args:
         batcher: Has the model that is served.
         source: The exports.
-        poll_seconds: How often to look for another one.
+        poll_seconds: Interval between looks at current.json.
     """
 
     def __init__(self, batcher: Batcher, source: Source, poll_seconds: float) -> None:
@@ -24,13 +24,13 @@ class Follower:
         self._told = ""
 
     async def work(self) -> None:
-        """Takes over exports for ever."""
+        """Takes over exports forever."""
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self._look()
                 self._told = ""
-            except Exception as error:  # whatever is wrong with an export, the one before is served
+            except Exception as error:  # whatever the fault of an export, the previous one stays in service
                 self._tell(error)
 
     async def _look(self) -> None:
@@ -46,7 +46,7 @@ class Follower:
             await self._replace(chain)
 
     async def _apply(self, exports: list[Export]) -> None:
-        """Changes the model between two batches, once all that changes is in memory."""
+        """Changes the model between two batches, once all changes are in memory."""
         model, changes = self._batcher.model, await asyncio.to_thread(self._prepare, exports)
 
         def apply() -> None:
@@ -57,7 +57,7 @@ class Follower:
         self._report(f"{sum(one.rows for one in changes):,} rows changed", exports, seconds)
 
     def _prepare(self, exports: list[Export]) -> list[Changes]:
-        """Returns changes, once the rows that they change are in the processor's caches: applied in half the time."""
+        """Returns changes, with the rows to change loaded into the processor's caches: applied in half the time."""
         tensors, found = self._batcher.model.tensors, self._source.read_changes(exports)
         for changes in found:
             for name, (rows, _) in changes.tensors.items():
@@ -66,10 +66,10 @@ class Follower:
         return found
 
     async def _replace(self, chain: list[Export]) -> None:
-        """Loads a model beside the one that is served. Each request is computed by the model that read its columns."""
+        """Loads a new model beside the served one. Each request is computed by the model that read its columns."""
         self._batcher.model = await asyncio.to_thread(self._source.load, chain)
         self._report("all rows changed", chain, 0.0)
-        await asyncio.to_thread(gc.collect)  # of the model before, whose program has references in circles
+        await asyncio.to_thread(gc.collect)  # frees the previous model, whose program has circular references
 
     def _report(self, changed: str, exports: list[Export], seconds: float) -> None:
         step = self._batcher.model.signature["step"]
@@ -78,7 +78,7 @@ class Follower:
         print(f"step {step:,} is served: {changed}, {read}, {between}", flush=True)
 
     def _tell(self, error: Exception) -> None:
-        """Prints, once, why the previous export is still served."""
+        """Reports once why the previous export is still served."""
         reason = next(iter(without_secrets(error).splitlines()), type(error).__name__)
         line = f"step {self._batcher.model.signature['step']:,} is still served: {reason}"
         if line != self._told:

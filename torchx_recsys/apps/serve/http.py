@@ -22,7 +22,7 @@ LARGEST_BODY = 16 << 20
 
 
 class Answer(JSONResponse):
-    """A response of JSON in ASCII: a name that is refused may have half of a character, which UTF-8 cannot encode."""
+    """A response of JSON in ASCII: a refused name may contain half a character, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         """Returns the body."""
@@ -35,7 +35,7 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
     Args:
         batcher: Answers requests.
         samples: Most samples of a request.
-        tasks: What else runs while the application does.
+        tasks: Tasks that run as long as the application.
     """
 
     @contextlib.asynccontextmanager
@@ -47,7 +47,7 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
 
     async def predict(request: Request) -> Answer:
         body, model = await _body(request), batcher.model
-        # In threads, as a large request takes seconds, and small ones are answered meanwhile.
+        # In threads: a large request takes seconds, and small requests are answered meanwhile.
         inputs, count = await asyncio.to_thread(_inputs, model, body, samples)
         outputs = await batcher.answer(model, inputs, count)
         return await asyncio.to_thread(_answer, outputs)
@@ -72,7 +72,7 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
 
 
 async def _body(request: Request) -> bytearray:
-    """Returns the body of a request; reads no more than the largest request that is answered."""
+    """Returns the body of a request; stops reading beyond the largest request that is answered."""
     too_large = HTTPException(413, f"the body has more than {LARGEST_BODY} bytes; send fewer samples at once")
     if int(request.headers.get("content-length", 0)) > LARGEST_BODY:
         raise too_large
@@ -112,7 +112,7 @@ def _answer(outputs: dict[str, Tensor]) -> Answer:
 
 
 def _check_finite(outputs: dict[str, Tensor]) -> None:
-    """Refuses samples for which the model computes NaN or infinity, which JSON cannot hold."""
+    """Refuses samples for which the model computes NaN or infinity: JSON has neither, and they are no predictions."""
     for name, output in outputs.items():
         if not (good := output.isfinite()).all():
             row, *_ = (~good).nonzero()[0].tolist()
@@ -133,5 +133,5 @@ async def _wrong(request: Request, error: Exception) -> Answer:
 
 
 async def _gone(_: Request, __: Exception) -> Answer:
-    """Returns what nobody reads: a client that goes away while it sends is no mistake of ours to report."""
+    """Returns a response that nobody reads: a client that disconnects while sending is not an error to report."""
     return Answer(None, 499)

@@ -26,19 +26,19 @@ def serve(
     follow: bool = False,
     poll_seconds: pydantic.PositiveFloat = 5.0,
 ) -> None:
-    """Serves an exported model over HTTP, to look at it, until it gets SIGTERM or SIGINT.
+    """Serves an exported model over HTTP, for trying it out, until SIGTERM or SIGINT.
 
     POST /predict takes {"columns": {NAME: [VALUE, ...]}} and returns {"outputs": {NAME: [VALUE, ...]}}; GET /signature
-    describes both, GET /health answers once it serves. Requests that come close together are answered in one batch.
+    describes both, GET /health answers while it serves. Requests that come close together are computed in one batch.
 
     Args:
-        directory: What `export` wrote to, or one step-N of it, any fsspec URL.
+        directory: The directory of exports, or one step-N of it, any fsspec URL.
         host: Address to serve at; 0.0.0.0 lets other hosts connect.
         port: Port to serve at; 0 for a free one.
         compiled: Run the compiled model, which an export with --compile has.
         wait_ms: Milliseconds that a request waits for others.
         batch_samples: Samples of a batch, and of one request, at most.
-        follow: Take over each export that DIRECTORY/current.json names from then on, between two batches.
+        follow: Take over each new export that DIRECTORY/current.json names, between two batches.
         poll_seconds: How often to look at current.json.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the exports are that a server loads: any storage, from which files are copied first."""
+"""Finds and loads the exports that a server serves, on any storage, from which files are copied first."""
 
 import contextlib
 import tempfile
@@ -16,7 +16,7 @@ class Source:
     """A directory of exports, or a single export.
 
     Args:
-        url: What `export` wrote to, or one step-N of it, any fsspec URL.
+        url: The directory of exports, or one step-N of it, any fsspec URL.
         compiled: Whether to load compiled models.
     """
 
@@ -61,7 +61,7 @@ class Source:
         return read_export(self._target.fs, self._newest())
 
     def chain(self) -> list[Export]:
-        """Returns the newest export after those that it changes, the whole one first.
+        """Returns the chain of the newest export, the whole export first.
 
         Raises:
             ValueError: One of them is not whole.
@@ -96,6 +96,6 @@ class Source:
 
     @contextlib.contextmanager
     def _at_hand(self, exports: Sequence[Export]) -> Iterator[list[Path]]:
-        """Yields local directories of exports; what is loaded from there does not need them any more."""
+        """Yields local directories of exports; models loaded from there no longer need them."""
         with tempfile.TemporaryDirectory() as folder:
             yield [bring(self._target.fs, export, Path(folder)) for export in exports]

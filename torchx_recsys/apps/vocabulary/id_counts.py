@@ -1,9 +1,8 @@
 """Counts ids out of core, by DuckDB.
 
-Of 20 million rows with numbers, strings and lists, the job takes a fifth of the processor time that it took with
-Arrow's `group_by` and files of its own (docs/guides/vocabulary.md). Ibis on DuckDB took as long as DuckDB, and needs
-seventeen packages more. The rows come from `RowGroupReader`, so that every reader, filter and type means here what it
-means to training.
+For 20 million rows with numbers, strings and lists, DuckDB takes a fifth of the processor time of Arrow's `group_by`
+with files of our own (docs/guides/vocabulary.md). Ibis on DuckDB takes as long, and needs seventeen more packages. The
+rows come from `RowGroupReader`, so that readers, filters and types work as in training.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,14 +15,14 @@ import pyarrow as pa
 from trainer.core.errors import InputError, first_line
 from trainer.rules.plain_types import is_string
 
-MIB_PER_THREAD = 64  # with less, DuckDB cannot even count in files
+MIB_PER_THREAD = 64  # with less memory, DuckDB cannot even count in files
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "arrow_large_buffer_size": True,
 }
 COUNT = "SELECT id, count(*) AS count FROM {ids} WHERE id IS NOT NULL GROUP BY id"
-# The ids of an earlier vocabulary stay, whatever their counts, and in their places.
+# The ids of an earlier vocabulary keep their rows, whatever their counts.
 KEEP = """
     SELECT id, coalesce(count, 0) AS count FROM {counts} FULL JOIN {earlier} USING (id)
     WHERE place IS NOT NULL OR count >= {min_count} ORDER BY place NULLS LAST, count DESC, id LIMIT {limit}
@@ -62,7 +61,7 @@ class IdCounts:
         try:
             self._run(f"CREATE TABLE {_table('counts', name)} AS {COUNT.format(ids='ids')}", ids=batches)
         except duckdb.Error:
-            if failures:  # DuckDB passes on their text only
+            if failures:  # DuckDB passes on only the text of an error
                 raise failures[0] from None
             raise
 
@@ -76,8 +75,8 @@ class IdCounts:
             earlier: Ids to keep in any case, of the type of the counted ones.
 
         Returns:
-            The number of `distinct` ids and of their `occurrences`, of ids that are `kept`, and of occurrences that
-            these have `covered`.
+            The numbers of `distinct` ids and of their `occurrences`, of `kept` ids, and of the occurrences
+            `covered` by these.
         """
         counts, kept = _table("counts", name), _table("kept", name)
         known = pa.table({"id": earlier, "place": pa.array(range(len(earlier)), pa.int64())})
@@ -127,7 +126,7 @@ def _table(kind: str, name: str) -> str:
 def _batches(ids: Iterable[pa.Array], schema: pa.Schema, failures: list[BaseException]) -> Iterator[pa.RecordBatch]:
     try:
         for array in ids:
-            if len(present := plain_ids(array).drop_null()):  # a file without values has no type, either
+            if len(present := plain_ids(array).drop_null()):  # a file without values does not determine the type
                 yield pa.RecordBatch.from_arrays([present], schema=schema)
     except BaseException as error:
         failures.append(error)

@@ -1,6 +1,6 @@
 """Counts ids on a Spark cluster, by the queries of `IdCounts`.
 
-The queries are plain SQL that DuckDB and Spark both speak; only how files are read and lists are taken apart differs.
+The queries are plain SQL for DuckDB and Spark; only the reading of files and the splitting of lists differ.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class SparkCounts:
         known = pa.table({"id": earlier.cast(_small(earlier.type)), "place": pa.array(range(len(earlier)), pa.int64())})
         most = "ALL" if limit is None else limit
         with self._spark.reported():
-            # With a schema, which Spark Connect does not take from a table without rows.
+            # With a schema: Spark Connect does not derive it from a table without rows.
             schema = f"id {'BINARY' if is_string(earlier.type) else 'BIGINT'}, place BIGINT"
             before = self._view("earlier", self._session.createDataFrame(known, schema))
             counts = self._view("counts", self._counts[name])
@@ -88,12 +88,12 @@ class SparkCounts:
         """Reads the ids that get a row, and their counts, as `IdCounts.kept`."""
         kept = self._kept[name]
         for dtype in (pa.large_string(), pa.large_binary()) if is_string(kept["id"].type) else (pa.int64(),):
-            with suppress(pa.ArrowInvalid):  # bytes that are not text
+            with suppress(pa.ArrowInvalid):  # for bytes that are not text
                 return kept.cast(pa.schema([("id", dtype), ("count", pa.int64())])).to_reader()
         raise AssertionError("bytes can be read as bytes")
 
     def _view(self, kind: str, rows: Any) -> str:
-        """Names rows for queries; by a new name each time, as Spark Connect looks a name up when the rows are used."""
+        """Registers rows under a new name each time: Spark Connect looks a name up only when the rows are used."""
         name = f"{kind}{len(self._counts) + len(self._kept)}"
         rows.createOrReplaceTempView(name)
         return name
@@ -105,7 +105,7 @@ class SparkCounts:
         """Returns whether a column holds lists.
 
         Raises:
-            InputError: Spark would read its values in another way than training.
+            InputError: Spark would read the values differently from training.
         """
         lists = set()
         for schema, file in self._files.files.first_of_schemas().items():

@@ -63,7 +63,7 @@ def vocabulary(
 
     Args:
         source: Files, globs or directories to count in, on any fsspec URL: the data to train on.
-        columns: Columns of integers or strings, or of lists of either.
+        columns: Columns of integers, strings, or lists of either.
         out: Directory to write to, on any fsspec URL.
         together: Name of one vocabulary of all columns, for features that share a table. Unset: one for each column.
         min_count: Occurrences that an id needs for a row of its own.
@@ -71,14 +71,14 @@ def vocabulary(
         unseen_rows: Rows that all other ids are hashed over, now and in the future. Unset: as in the vocabulary that is
             extended, or 1.
         extends: Directory of earlier vocabularies of these columns: their ids keep their rows, whatever their counts,
-            and the new ones come after. A run that was trained with those can be resumed with these. Unset: all ids
-            are new.
+            and new ids come after them. A run trained with the earlier vocabularies can be resumed with the new ones.
+            Unset: all ids are new.
         memory_mib: Memory for counts, in MiB.
         engine: duckdb counts in this process; a URL of Spark, sc://HOST or spark://HOST:PORT, on that cluster, which
             reads the files by itself.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead. Unset: by their names,
             or first bytes.
-        types_from: Configuration file, or name of a preset, whose data section describes the files.
+        types_from: Configuration file, or name of a ready-made one, whose data section defines how the files are read.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
 
     Returns:
@@ -87,7 +87,7 @@ def vocabulary(
     Raises:
         InputError: A file or column cannot be used, an argument is wrong, or no id is frequent enough.
     """
-    for name in [together] if together else columns:  # a run that was trained with a vocabulary is lost without it
+    for name in [together] if together else columns:  # a run trained with a vocabulary is lost without it
         refuse_existing({"--out": _url(out, name)}, overwrite)
     config = _config(reader or ("parquet" if types_from else guess_reader(source)), types_from)
     found = write_vocabularies(
@@ -111,7 +111,7 @@ def write_vocabularies(
     engine: str = "duckdb",
     flag: str = "--out",
 ) -> dict[str, dict[str, Any]]:
-    """Does the same for data that a configuration describes; see `vocabulary`. `flag` named `out`, for messages."""
+    """Like `vocabulary`, for data that a configuration describes; `flag` is the name of `out` in messages."""
     of_name = {together: columns} if together else {name: [name] for name in columns}
     earlier = {name: _earlier(_url(extends, name), unseen_rows) for name in of_name} if extends else {}
     of_unseen = {
@@ -150,7 +150,7 @@ class _Earlier:
     Attributes:
         ids: Its ids, int64 or bytes, in the order of their rows.
         unseen_rows: Its rows for all other ids.
-        meaning: What its ids are, such as dates; None of a vocabulary that does not say.
+        meaning: The kind of its ids, such as dates; None if the vocabulary does not record it.
     """
 
     ids: pa.Array
@@ -186,7 +186,7 @@ def _check_arguments(
 
 
 def _config(reader: str, types_from: str | None) -> DataConfig:
-    """Returns the data section that describes the files."""
+    """Returns the data section that defines how the files are read."""
     if not types_from and reader in CSV_READERS:
         raise InputError(
             f"--reader is '{reader}', whose columns need types; name the configuration that has them with --types-from"
@@ -204,7 +204,7 @@ def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:
     """Returns the type of the ids of columns as `plain_ids`.
 
     Raises:
-        InputError: A column is of integers and another one of strings.
+        InputError: A column has integers and another strings.
     """
     texts = [column for column in columns if column in files.texts]
     if texts and len(texts) < len(columns):
@@ -217,10 +217,10 @@ def _type_of(columns: Sequence[str], files: DataFiles) -> pa.DataType:
 
 
 def _meaning_of(columns: Sequence[str], files: DataFiles) -> str | None:
-    """Returns what the ids of columns are; None for columns without values.
+    """Returns the kind of the ids of columns; None for columns without values.
 
     Raises:
-        InputError: They are not alike, such as dates in one and timestamps in another.
+        InputError: The columns differ, such as dates in one and timestamps in another.
     """
     found: dict[str, str] = {}
     for schema in files.first_of_schemas():
@@ -242,7 +242,7 @@ def _check_meaning(name: str, earlier: _Earlier, now: str | None) -> None:
 
 
 def _ids(files: FileSet, config: DataConfig, progress: tqdm, columns: Sequence[str]) -> Iterator[pa.Array]:
-    """Yields the ids of columns, without their lists."""
+    """Yields the ids of columns, with lists flattened."""
     groups = RowGroupReader(files, config, columns)
     for group in files.row_groups:
         with groups.open(group) as read:
@@ -268,7 +268,7 @@ def _keep(
     limit: int | None,
     earlier: pa.Array | None,
 ) -> dict[str, int]:
-    """Chooses the ids of a vocabulary, those of an earlier one first."""
+    """Chooses the ids of a vocabulary; ids of an earlier one come first."""
     if earlier is not None and limit is not None and limit < len(earlier):
         raise InputError(f"--max-rows is too few for column '{name}': {len(earlier):,} ids are extended; raise it")
     if earlier is not None and earlier.type != dtype:

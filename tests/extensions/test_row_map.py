@@ -171,7 +171,7 @@ def test_many_rows_as_a_dict_would(evict):
     # More ids than are looked up apart from the others, and more rows than are looked at together.
     with (
         patch("trainer.extensions.managed_ids.row_map.RECENT", 3),
-        patch("trainer.extensions.managed_ids.row_map.ROWS_AT_ONCE", 40),
+        patch("trainer.extensions.managed_ids.eviction.ROWS_AT_ONCE", 40),
     ):
         draw, blocks = np.random.default_rng(0), Blocks(7, (90, 131))
         ours, naive = Parts(blocks, evict, 3), Naive(blocks, evict)

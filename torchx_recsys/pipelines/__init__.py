@@ -1,1 +1,1 @@
-"""Jobs after jobs from one file: what the file says, what was submitted, and the command `torchx pipeline`."""
+"""Pipelines: jobs that follow each other, described in one file; the command `torchx pipeline`."""

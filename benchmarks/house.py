@@ -98,7 +98,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _places(files: dict[str, str]) -> list[str]:
-    """Returns the places that there are, and the rooms of the trainer and of the product's own package."""
+    """Returns the places of a tree, and the rooms of the trainer and of the product's own package."""
     rooms = {
         "/".join(name.split("/")[:2])
         for name in files

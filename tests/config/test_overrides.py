@@ -236,7 +236,7 @@ def test_a_value_in_place_of_a_table_is_explained(tmp_path, key, value):
 
 def test_the_configuration_comes_first():
     for words in ([], ["--train.steps", "3"]):
-        with pytest.raises(InputError, match="which configuration"):
+        with pytest.raises(InputError, match="CONFIG is missing"):
             parse(train, words, "program train")
 
 

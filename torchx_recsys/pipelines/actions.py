@@ -189,7 +189,7 @@ def _say_what_is_next(args: argparse.Namespace) -> None:
 
 
 def _table(looks: Mapping[str, Look]) -> str:
-    """Returns a table of steps, and below it the errors of those that failed."""
+    """Returns a table of steps, and below it the errors of failed steps."""
     handles = {name: look.handle for name, look in looks.items() if look.handle}
     rows, errors = [], []
     for name, look in looks.items():
@@ -202,7 +202,7 @@ def _table(looks: Mapping[str, Look]) -> str:
 
 
 def _with_names(text: str, handles: Mapping[str, str]) -> str:
-    """Returns a text with the names of steps in place of their handles."""
+    """Returns a text with handles of steps replaced by their names."""
     for name, handle in handles.items():
         text = re.sub(rf"{re.escape(handle)}(?![\w@-])", name, text)
     return text

@@ -82,8 +82,8 @@ class Pipeline:
 
     Attributes:
         out: Its directory, a path or an fsspec URL.
-        steps: Its steps by name, each after those that it needs.
-        graph: An edge from each step to those that need it.
+        steps: Its steps by name, each after the steps that it needs.
+        graph: An edge from each step to the steps that need it.
     """
 
     out: str

@@ -34,7 +34,7 @@ class Speeds:
         all_gather_byte: A byte of an all-gather between these.
         all_reduce_byte: A byte of an all-reduce between these.
         network_byte: A byte from a rank to other hosts.
-        replicated_byte: A byte of a replicated table, all of which every step updates.
+        replicated_byte: A byte of a replicated table; every step updates all bytes.
         flop: A floating-point operation of the dense part's matrix products.
         batched_flop: An operation of products of many small matrices, one per sample.
         dense_byte: A byte that an operation of the dense part reads or writes.

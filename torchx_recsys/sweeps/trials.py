@@ -79,7 +79,7 @@ class Course:
         return False
 
     def cancel(self) -> int:
-        """Ends the jobs of running trials, and any process that follows them; returns their number. `run` resumes them."""
+        """Ends the jobs of running trials, and any process that follows them; returns how many. `run` resumes them."""
         self.study.cancelled = True
         looks = self.jobs.looks({name_of(trial) for trial in self.study.running()})
         active = [look for look in looks.values() if look.is_active]

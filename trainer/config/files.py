@@ -98,7 +98,7 @@ class SegmentsConfig(Section):
     first: str | None = None
     """Name of the first segment. Unset: the first by name that is there when the run begins."""
     until: Annotated[str | None, MayChange] = None
-    """Name of the last segment. Unset: all that there are."""
+    """Name of the last segment. Unset: no end."""
     most: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Most segments that one job trains on. Unset: no limit."""
     skip: Annotated[list[Annotated[str, pydantic.StringConstraints(min_length=1)]], MayChange] = []

@@ -70,7 +70,7 @@ def parse(function: Callable[..., Any], words: list[str], program: str, example:
     if takes_config and (section := _section_asked_for(words)) is not None:
         _leave_with(config_help(section))
     if takes_config and not name and parameters["config"].default is inspect.Parameter.empty:
-        raise InputError(f"which configuration? {program} CONFIG ..., with a TOML file or the name of a ready-made one")
+        raise InputError(f"CONFIG is missing: a TOML file or the name of a preset, as in `{program} movielens`")
     return functools.partial(_bind(function, rest, name), *after)
 
 

@@ -73,13 +73,13 @@ def check_data(
 
     Args:
         config: The configuration.
-        source: Files, globs or directories on any fsspec URL, in place of a configuration.
+        source: Files, globs or directories on any fsspec URL, instead of a configuration.
         label: The column to predict, with --source. Unset: guessed.
         reader: Format of the files, as in data.reader, with --source. Unset: by their names, or first bytes.
         rows: Rows of the sample of each split.
         all: Read all row groups.
         time: A column of numbers or times, to follow the label rate along.
-        checks: Checks of your own, package.module:check, beside those that are built in.
+        checks: Checks of your own, package.module:check, in addition to the built-in checks.
         seed: Decides which rows are read.
         engine: threads reads in this process, a row group on each core; a URL of Spark, sc://HOST or spark://HOST:PORT,
             on that cluster, whose workers must see the files.

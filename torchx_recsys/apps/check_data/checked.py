@@ -66,4 +66,4 @@ class Checked:
 
 
 Check = Callable[[Checked], Iterable[Finding]]
-"""A check: yields what it finds. Its docstring says why that is a fault; its findings say what to do."""
+"""A check: yields findings. Its docstring explains the fault, and a finding names the remedy."""

@@ -73,7 +73,7 @@ class Spark:
     def map(
         self, make: Callable[[Item], Result], items: Iterable[Item], stop: Callable[[], None] = lambda: None
     ) -> Iterator[Result]:
-        """Yields `make(item)` for every item, each of which is a task of Spark; see `Engine.map`.
+        """Yields `make(item)` for every item, each as a task of Spark; see `Engine.map`.
 
         Args:
             make: The function; it is pickled by its name.

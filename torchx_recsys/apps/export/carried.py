@@ -30,7 +30,7 @@ def write_loader(data: DataConfig, folder: Path) -> None:
 
 
 def _loader() -> str:
-    """Returns the loader with the source of each imported rule function in place of the import."""
+    """Returns the loader with each import of a rule function replaced by the function's source."""
     text = inspect.getsource(load)
     found = IMPORT.findall(text)
     functions = [

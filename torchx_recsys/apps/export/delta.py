@@ -93,9 +93,9 @@ def _check_alike(last: Path, folder: Path) -> None:
         raise WholeExportError(f"signature.json of {last.name} is damaged: {error}") from error
     for key in sorted({*theirs, *ours} - {*OF_A_STEP}):
         if theirs.get(key) != ours.get(key):
-            raise WholeExportError(f"'{key}' in signature.json is another than that of {last.name}")
+            raise WholeExportError(f"'{key}' in signature.json differs from {last.name}'s")
     if _rules(last) != _rules(folder):
-        raise WholeExportError(f"rules/ is another than that of {last.name}")
+        raise WholeExportError(f"rules/ differs from {last.name}'s")
 
 
 def _rules(folder: Path) -> dict[str, bytes]:
@@ -111,7 +111,7 @@ def _check_same_program(
         was, now = (of.get(different[0], "missing") for of in (theirs, ours))
         raise WholeExportError(f"a tensor of the program is {now}, in {last.name} {was}")
     if _graph(whole / PROGRAM) != _graph(folder / PROGRAM):
-        raise WholeExportError(f"the program is another than that of {last.name}")
+        raise WholeExportError(f"the program differs from {last.name}'s")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -97,7 +97,7 @@ def export(
         shard_bytes: Write the tables, which may be larger than a host's memory, beside the program, to files of at most
             this many bytes. The loader maps the files into memory. Unset: the tables are in the program.
         delta: Write only what differs from the export that TO/current.json names, whose directory is then needed, too.
-            An export is whole if there is none before it, or too much differs; one line says why.
+            An export is whole if it is the first, or if too much differs; a line prints the reason.
         anyway: Export even if a rule of [publish] does not hold.
 
     Raises:

@@ -98,7 +98,7 @@ def clusters_of_hosts(hosts: Sequence[str], prices: Prices) -> list[Cluster]:
     """
     with_gpus = [name for name in prices.hosts if HOSTS[name].gpu]
     if ALL in hosts and not with_gpus:
-        raise InputError("--find is 'all', but --prices has no host with GPUs; name hosts in place of all")
+        raise InputError("--find is 'all', but --prices has no host with GPUs; name hosts instead of all")
     if not hosts:
         raise InputError("--find names no host; write all, or hosts such as h100")
     names = dict.fromkeys([*(with_gpus if ALL in hosts else []), *(name for name in hosts if name != ALL)])

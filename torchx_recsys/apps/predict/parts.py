@@ -118,7 +118,7 @@ class PartFiles:
             return False
 
     def row_groups(self, number: int, batch_size: int) -> list[RowRange]:
-        """Returns where the row groups of a part begin and end; each has as many whole batches as fit."""
+        """Returns the bounds of the row groups of a part; each has the most whole batches that fit."""
         start, stop = self.parts[number]
         size = max(1, ROW_GROUP_ROWS // batch_size) * batch_size
         return [(first, min(first + size, stop)) for first in range(start, stop, size)]

@@ -37,7 +37,7 @@ def verify_resume(
 
     Args:
         config: The configuration to train.
-        steps: Steps of each run, in place of train.steps and train.epochs.
+        steps: Steps of each run, instead of train.steps and train.epochs.
         ranks: Ranks of the baseline and of the interrupted run, all on this machine.
         other_ranks: Ranks on which the interrupted run resumes in the second comparison.
         keep: A new directory for the runs and their logs, which stay there. Unset: a temporary one, deleted.

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from trainer.config.data import DataConfig
 
-PRIOR_RATINGS = 10  # ratings of the mean rate that popularity adds to an item
-PENALTY = 1.0  # of logistic regression: scikit-learn's default
+PRIOR_RATINGS = 10  # number of ratings at the mean rate that popularity adds to an item
+PENALTY = 1.0  # weight of the penalty of logistic regression: scikit-learn's default
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def popularity(items: np.ndarray, labels: np.ndarray, wanted: np.ndarray) -> np.
 
 
 def recall_of_counts(counts: np.ndarray, wanted: np.ndarray, k: int) -> float:
-    """Returns the share of wanted items among the k items of greatest count; ties count as the mean of all orders.
+    """Returns the share of wanted items among the k items of greatest count; ties count as the mean over all orders.
 
     Args:
         counts: The count of every item, `[I]`.

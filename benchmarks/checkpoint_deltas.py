@@ -69,7 +69,7 @@ def _with(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
 
 
 def _measured(config: Config, out: str, context: DistributedContext, exponent: float) -> list[list[str]]:
-    """Trains, and compares with what was copied 100 and 1,000 steps before."""
+    """Trains, and compares with copies of 100 and 1,000 steps before."""
     with open_session(config, out, "never", context) as session:
         step, recent, early = session.training_step(), Staging(), Staging()
         for staging in (recent, early):

@@ -3,7 +3,7 @@
 Writes docs/explanation/step_limits.md.
 Takes 15 minutes.
 
-A curve that is flat is overhead: what a step costs however few samples it has.
+A flat curve is overhead: the cost of a step even with few samples.
 """
 
 import json
@@ -24,7 +24,7 @@ RANKS = (1, 2, 4)
 TURNS = 5
 MIDDLE = TABLES[1]
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77")
-LEFT, RIGHT, TOP, PLOT, BETWEEN = 60, 640, 40, 200, 50  # of a chart, in pixels
+LEFT, RIGHT, TOP, PLOT, BETWEEN = 60, 640, 40, 200, 50  # layout of a chart, in pixels
 Cell = tuple[int, int, int]  # ranks, tables, samples
 
 
@@ -57,7 +57,7 @@ def milliseconds(measured: dict[int, dict[str, Any]]) -> dict[Cell, float]:
 
 
 def beside_one_rank(turns: list[dict[Cell, float]]) -> dict[Cell, float]:
-    """Returns how many samples several ranks train per second of processor time, over how many one rank does.
+    """Returns the samples per second of processor time of several ranks, relative to a single rank.
 
     Args:
         turns: A rank's processor time of a step in each turn. The ratio is the median of those within a turn.

@@ -47,18 +47,18 @@ DEALT: dict[str, dict[str, Any]] = {
     "to steps, `squares = 0`": {"even_steps": {"features": ["seen"]}},
     "to steps, `squares = 0.01`": {"even_steps": {"features": ["seen"], "squares": 0.01}},
 }
-LONGEST, BATCH = 2000, 64  # of steps on all ranks
-SHORTER, SMALLER, REPEATS = 500, 32, 5  # padded to 2,000, the samples would not fit into memory
+LONGEST, BATCH = 2000, 64  # longest history and batch of steps on all ranks
+SHORTER, SMALLER, REPEATS = 500, 32, 5  # for padding: samples padded to 2,000 would not fit into memory
 MODELS = ("hstu", "sasrec")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps that were measured.
+    """Measured steps.
 
     Attributes:
-        seconds: Of each rank, step by step.
-        losses: Of each step.
+        seconds: Seconds of each rank, step by step.
+        losses: Loss of each step.
         bytes: Memory that the steps take, at the peak of the fullest rank.
     """
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def dealt(folder: Path, ranks: int = RANKS, longest: int = LONGEST) -> dict[str, Measured]:
-    """Returns what is measured by each of the ways in which samples are dealt."""
+    """Returns the measurements for each way to deal samples."""
     write_histories(folder / "dealt", longest, MEMORY_BATCHES * BATCH)
     found = {}
     for name, changes in DEALT.items():
@@ -187,7 +187,7 @@ def render_dealt(found: dict[str, Measured]) -> str:
         slowest = [max(of_ranks) / statistics.mean(of_ranks) for of_ranks in one.seconds]
         longest = max(map(max, one.seconds)) / statistics.mean(itertools.chain(*one.seconds))
         differ = max(abs(loss / other - 1) for loss, other in zip(one.losses, plain.losses, strict=True))
-        differ = f"{differ:.0e}" if name.startswith("to ranks") else ""  # other steps have other samples
+        differ = f"{differ:.0e}" if name.startswith("to ranks") else ""  # steps of other dealings have other samples
         ratios = [f"{ratio:.2f}" for ratio in (statistics.mean(slowest), max(slowest), longest)]
         rows.append([name, *ratios, f"{one.bytes / GIB:.2f} GiB", differ])
     headers = ["Samples are dealt", "Slowest rank", "In the worst step", "Longest step", "Memory", "Losses differ by"]

@@ -1,4 +1,4 @@
-"""Counts the files and lines of the project, and what a reader of its core meets.
+"""Counts the files and lines of the project, and measures how connected its core is.
 
 Writes nothing, but prints a table for each.
 Takes a second.
@@ -23,7 +23,7 @@ PLACES = ("components", "schedulers", "trainer", "torchx_recsys", "planner", "ap
 BESIDE = ("benchmarks", "examples", "docs", "tests")
 LOOP = "trainer.training.loop"
 WHOLE = "Config"  # the root of a configuration, whose sections most functions could take instead
-# By extension: what mentions it, and which files of the trainer are its own wherever they lie.
+# For each extension: the words that mention it, and its own files in the trainer, wherever they are.
 EXTENSIONS = {
     "preflight": (r"preflight", r"preflight|network_speed"),
     "histograms": (r"histogram", r"histograms"),

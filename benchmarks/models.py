@@ -83,7 +83,7 @@ def next_items(folder: Path) -> str:
 
 
 def train(words: list[str], out: Path, metrics: dict[str, str]) -> Result:
-    """Trains a model with every seed and returns its result.
+    """Trains a model with every seed and returns its results.
 
     Args:
         words: The configuration, and flags.
@@ -115,7 +115,7 @@ def baselines() -> dict[str, Result]:
 
 
 def popularity_of_all(words: list[str]) -> dict[str, Result]:
-    """Returns the result of showing everybody the films of a configuration's train split with most labels."""
+    """Returns the result of recommending to everybody the films with most labels in a configuration's train split."""
     config = load_config(words[0])
     training, test = (pq.read_table(folder) for folder in (config.data.train[0], config.data.test[0]))
     items = np.sort(_column(pq.read_table(config.data.catalogue.items[0]), "item_id"))

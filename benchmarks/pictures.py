@@ -1,4 +1,4 @@
-"""Takes the pictures of the documentation, of real jobs in a real browser.
+"""Takes the screenshots of the documentation, of real jobs in a real browser.
 
 Writes docs/pictures.
 Takes some minutes, and Debian's chromium-headless-shell or another Chromium in PATH.
@@ -42,7 +42,7 @@ model.over_layers = [[64], [64, 32], [128, 64]]
 
 
 def main() -> None:
-    """Runs the jobs in a new directory, and takes the pictures of what they leave."""
+    """Runs the jobs in a new directory, and takes pictures of their pages."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "data").symlink_to(ROOT / "data")

@@ -1,4 +1,4 @@
-"""Compares the memory that plans are predicted to take with what they take.
+"""Compares the forecast memory of plans with the measured memory.
 
 Writes docs/explanation/planner.md.
 Takes a few minutes.
@@ -41,7 +41,7 @@ STEPS, BATCH, FILE_ROWS = 4, 4096, 6 * 4096
 ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city": 3_000, "device": 500}
 HOTNESS = {"topics": 10, "site": 3}
 ITEMS, LONGEST = 150_000, 20
-WATCHED, MOST_WATCHED = 50, 200  # in the mean, by Zipf's law
+WATCHED, MOST_WATCHED = 50, 200  # mean and maximum length of histories, by Zipf's law
 POOLED = {name: {"rows": rows, "hotness": HOTNESS.get(name, 1)} for name, rows in ROWS.items()}
 OF_ITEMS = {"rows": ITEMS, "table": "items", "pooling": "none"}
 SEQUENCES = {

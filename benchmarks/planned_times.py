@@ -47,10 +47,10 @@ from trainer.training.step import TrainingStep
 
 PAGE, RAW = ROOT / "docs" / "explanation" / "step_times.md", ROOT / "docs" / "planned_times.json"
 RANKS, BATCHES = 2, 8
-TURNS, STEPS = 12, 5  # 5 steps of a plan at a time, 60 in all
+TURNS, STEPS = 12, 5  # each plan takes 5 steps at a time, 60 in all
 TOLERANCE = 0.3
-DRAWN, CHOSEN = 300, 9  # plans of a model
-APART = 1.1  # times the next faster plan, at least
+DRAWN, CHOSEN = 300, 9  # numbers of plans of a model
+APART = 1.1  # minimum ratio of times between chosen plans
 ROUNDING = 1e-9
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 Placed = tuple[str, tuple[int, ...]]
@@ -86,7 +86,7 @@ def choose(times: Sequence[float]) -> list[int]:
     factor = max(APART, (times[order[-1]] / times[order[0]]) ** (1 / (CHOSEN - 1)))
     chosen = order[:1]
     for number in order[1:]:
-        # By its own place on the scale, so that a gap does not move later plans.
+        # Each by its own place on the scale, so that a gap does not move later plans.
         place = times[order[0]] * factor ** len(chosen) * (1 - ROUNDING)
         if times[number] >= max(place, APART * times[chosen[-1]]) and len(chosen) < CHOSEN:
             chosen.append(number)

@@ -37,7 +37,7 @@ from trainer.plan.tables import tables_to_plan
 from trainer.plan.topology import GB_PER_SECOND, topology_to_plan_for
 
 PAGE = ROOT / "docs" / "explanation" / "planner.md"
-RESERVE = 0.15  # of the memory of a rank, for what TorchRec's estimate leaves out
+RESERVE = 0.15  # fraction of a rank's memory reserved for everything that TorchRec's estimate leaves out
 WITH_HOST_MEMORY = ("fused", "fused_uvm", "fused_uvm_caching", "dense")
 Shape = tuple[int, int, float]  # rows, columns, ids per sample
 
@@ -47,7 +47,7 @@ class Case:
     """Tables and ranks to plan.
 
     Attributes:
-        name: What the case tests.
+        name: The purpose of the case.
         tables: Rows, columns and hotness of each table.
         ranks: Number of ranks.
         per_host: Ranks of each host.
@@ -172,7 +172,7 @@ def compare(case: Case, planner: Callable[[nn.Module, Config, Bandwidths], Shard
 
 
 class Tables(nn.Module):
-    """A model of tables alone, which take no memory."""
+    """A model of tables alone, which are on the meta device."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ def mlperf() -> dict[str, Any]:
 
 
 def mlperf_file() -> str:
-    """Returns the file that readers of the documentation save as mlperf.toml."""
+    """Returns the text that readers of the documentation save as mlperf.toml."""
     (text,) = re.findall(r"^```toml\n(# mlperf\.toml\n.*?)^```$", MLPERF.read_text(), re.MULTILINE | re.DOTALL)
     return text
 

@@ -1,10 +1,10 @@
-"""Finds what grows with the number of ranks, up to 4,096, without these ranks.
+"""Measures which costs grow with the number of ranks, up to 4,096, without these ranks.
 
 Writes docs/explanation/scale.md.
 Takes five minutes.
 
-Calls the functions of the trainer, the planner and DCP with the number of ranks as an argument, and counts what is
-sent. Only the collectives run between processes, of which one machine has few.
+Calls the functions of the trainer, the planner and DCP with the number of ranks as an argument, and counts the bytes
+sent. Only the collectives run between processes, few of which fit on one machine.
 """
 
 import gc
@@ -81,17 +81,17 @@ from trainer.run.preemption import StopRequests
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 RANKS = (1, 4, 16, 64, 256, 1024, 4096)
 SHOWN = (1, 64, 1024, 4096)  # the columns of the page: where the fit begins, the limits, and the ends
-PROCESSES = (2, 4, 8, 16, 32)  # that exchange data for real, all on this machine
+PROCESSES = (2, 4, 8, 16, 32)  # numbers of real processes that exchange data, all on this machine
 LARGE = 64  # the exponent is fitted from here on, or over the larger half of the processes
-AT = 1024  # the ranks of which the limits are
+AT = 1024  # the number of ranks for which the limits hold
 PER_HOST = 8
 ROW_GROUPS, GROUP_ROWS, WINDOW_ROWS = 100_000, 10_000, 65_536
 LOCAL_BATCH = 1024
-TABLES, SHARDS = 500, 200  # of a checkpoint: 100,000 shards
-DENSE_TENSORS = 60  # weights and states of a dense part, which each rank has
+TABLES, SHARDS = 500, 200  # tables of a checkpoint, and shards of each: 100,000 shards
+DENSE_TENSORS = 60  # number of weights and states of a dense part, which each rank has
 CHECKPOINTS, MANY_CHECKPOINTS, MANY_FILES = 50, 10_000, 1_000_000
-MANAGED_ROWS, MAP_ROWS = 10_000_000, 1_000_000_000  # of the table of managed ids, and of the largest one
-MAP_BYTES = 24 + 12  # of a row: its state, and its entry among the ids in order
+MANAGED_ROWS, MAP_ROWS = 10_000_000, 1_000_000_000  # rows of the table of managed ids, and of the largest table
+MAP_BYTES = 24 + 12  # bytes of a row: its state, and its entry in the sorted ids
 SECONDS, BYTES, COUNT = "s", "B", ""
 START_SECONDS, STEP_SECONDS, SENT_BYTES, SQUARE = 60.0, 0.0002, 2**20, 1.7
 
@@ -102,7 +102,7 @@ class Row:
 
     Attributes:
         phase: The phase of a job, or `step`.
-        name: What is measured.
+        name: The measured quantity.
         unit: Seconds, bytes, or a count.
         measure: Returns the value for a number of ranks.
         ranks: The numbers of ranks.
@@ -126,7 +126,7 @@ class Measured:
 
     @property
     def exponent(self) -> float | None:
-        """The slope of the logarithms over the larger numbers of ranks; None of values that are too small or few."""
+        """The slope of the logarithms over the larger numbers of ranks; None if values are too small or too few."""
         points = {n: value for n, value in self.values.items() if n >= min(LARGE, max(self.values) // 4)}
         if len(points) < 3 or min(points.values()) <= (1e-4 if self.row.unit == SECONDS else 0):
             return None
@@ -173,7 +173,7 @@ def measure(measured: list[Measured], ranks: int) -> None:
     """Adds the values for a number of ranks."""
     for one in measured:
         if ranks in one.row.ranks:
-            gc.freeze()  # what earlier rows keep would be looked through again and again
+            gc.freeze()  # otherwise collections examine the objects of earlier rows again and again
             one.values[ranks] = one.row.measure(ranks)
             print(ranks, one.row.phase, one.row.name, shown(one.values[ranks], one.row.unit), sep="  ", flush=True)
     gc.unfreeze()
@@ -224,7 +224,7 @@ def once(act: Callable[[], object]) -> float:
 
 
 def rows() -> list[Row]:
-    """Returns what is measured without processes."""
+    """Returns the rows that are measured without processes."""
     return [
         Row("start", "order of an epoch, rank 0", SECONDS, lambda n: timed(lambda: order(n, 0))),
         Row("start", "order of an epoch, the last rank", SECONDS, lambda n: timed(lambda: order(n, n - 1))),
@@ -296,12 +296,12 @@ def order(ranks: int, rank: int) -> int:
 
 
 def rows_decoded(ranks: int) -> float:
-    """Returns how many rows a rank decodes for each that it trains on, of a run that began on 8 ranks."""
+    """Returns the ratio of rows that a rank decodes to rows that it trains on, for a run that began on 8 ranks."""
     return float(share_of(0, ranks, default_lanes(8)).slices)
 
 
 def pickled(value: object) -> int:
-    """Returns the bytes of an object that is sent."""
+    """Returns the size of an object when it is sent."""
     return len(pickle.dumps(value))
 
 
@@ -332,7 +332,7 @@ def ten_terabytes() -> dict[str, Any]:
 
 
 def unlimited(name: str, ranks: int) -> dict[str, float]:
-    """Returns enough memory for the model on a few ranks, which would not hold it."""
+    """Returns enough memory to plan the model even on a few ranks."""
     least = {"mlperf": 300, "10 TB": 15_000}[name] / ranks
     return {"memory_gib": max(80.0, least)}
 
@@ -362,14 +362,14 @@ def read_plan(ranks: int) -> float:
 def sharded(ranks: int) -> float:
     """Returns the seconds in which rank 0 places its shards of 10 TB, in its own process, as TorchRec keeps groups.
 
-    In torch's group that sends nothing; a table on the meta device takes no memory.
+    Uses torch's fake group, which sends nothing; tables on the meta device take no memory.
     """
     plan, model = planned("10 TB", ranks)
     return in_child(partial(shard_tables, plan, model, ranks))
 
 
 def shard_tables(plan: ShardingPlan, model: nn.Module, ranks: int) -> float:
-    """Does so in this process."""
+    """As `sharded`, in this process."""
     logging.disable(logging.WARNING)
     os.environ["LOCAL_WORLD_SIZE"] = str(min(ranks, PER_HOST))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -406,7 +406,7 @@ def ids_of_rank(rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class RecordedExchange(Exchange):
-    """What rank 0 gets from the others, as their ids are known, in place of what they would send."""
+    """Replaces an exchange by the messages that rank 0 would receive, computed from the known ids."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -418,7 +418,7 @@ class RecordedExchange(Exchange):
         self.bytes = 0
 
     def rows(self, sent: np.ndarray, to: np.ndarray | None = None, come: np.ndarray | None = None) -> np.ndarray:
-        """Returns what comes next."""
+        """Returns the next message."""
         received = self._received.pop(0) if self._received else np.zeros((int(come.sum()), 1), np.int64)  # pyrefly: ignore
         self.bytes += received.nbytes
         return received
@@ -489,7 +489,7 @@ def shard_item(name: str, number: int, rows: int, columns: int, shards: int) -> 
 
 @lru_cache(1)
 def local_plans(ranks: int) -> list[SavePlan]:
-    """Returns what each rank would save of 100,000 shards, dealt out in turn, and the dense part, as DCP plans it."""
+    """Returns the save plan of each rank for 100,000 shards, dealt out in turn, and the dense part."""
     items: list[list[WriteItem]] = [[] for _ in range(ranks)]
     for number in range(TABLES * SHARDS):
         name, place = table_name(number // SHARDS), number % SHARDS
@@ -522,7 +522,7 @@ def global_plan(ranks: int) -> tuple[list[SavePlan], Metadata]:
 
 @lru_cache(1)
 def metadata_of(ranks: int) -> Metadata:
-    """Returns what DCP writes to .metadata, with a file for each rank."""
+    """Returns the content of DCP's .metadata, with a file for each rank."""
     plans, metadata = global_plan(ranks)
     results = [
         WriteResult(item.index, 10**8, _StorageInfo(f"__{rank}_0.distcp", place * 10**8, 10**8))
@@ -534,7 +534,7 @@ def metadata_of(ranks: int) -> Metadata:
 
 
 def entries(ranks: int) -> dict[str, dict[str, int]]:
-    """Returns the sizes and checksums of the files of so many ranks."""
+    """Returns the sizes and checksums of the files of a number of ranks."""
     return {f"__{rank}_0.distcp": {"bytes": 10**10, "crc32": 3_000_000_000} for rank in range(ranks)}
 
 
@@ -552,7 +552,7 @@ def commit(ranks: int, folder: str) -> float:
 
 
 def list_(ranks: int, folder: str) -> float:
-    """Returns the seconds in which rank 0 looks after a save for checkpoints to delete."""
+    """Returns the seconds in which rank 0 searches for checkpoints to delete after a save."""
     checkpoints = Checkpoints(RunDirectory(folder))
     for step in range(CHECKPOINTS):
         checkpoints.begin(step)
@@ -590,7 +590,7 @@ def read_metadata(ranks: int, folder: str) -> float:
 
 
 def load_plan(ranks: int) -> int:
-    """Plans what rank 0 reads of 100,000 shards, of which it has its part; returns the reads."""
+    """Plans rank 0's reads of its part of 100,000 shards; returns the number of reads."""
     metadata, found = metadata_of(ranks), 0
     for plan in local_plans(ranks)[:1]:
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
@@ -605,7 +605,7 @@ def load_plan(ranks: int) -> int:
 
 
 def collective_rows() -> list[Row]:
-    """Returns what is measured between processes; `of_processes` has their values."""
+    """Returns the rows that are measured between processes; `of_processes` has their values."""
     names = (
         ("start", "first Gloo group"),
         ("start", "another Gloo group"),
@@ -632,7 +632,7 @@ def of_processes() -> dict[int, dict[str, float]]:
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens at. Rank 0 opens the store, as threads do not survive a fork."""
+    """Returns a free port. Rank 0 opens the store, as threads do not survive a fork."""
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return one.getsockname()[1]
@@ -715,7 +715,7 @@ def million_files() -> FileSet:
 
 
 def in_child(act: Callable[[], Any]) -> Any:
-    """Returns what a function returns in a process of its own."""
+    """Runs a function in a separate process and returns its result."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=lambda: queue.put(act()))
@@ -740,7 +740,7 @@ def open_board(lines: int) -> tuple[float, float, float]:
 
 
 def read_lines(lines: int) -> tuple[float, float, float]:
-    """Does the same with a metrics.jsonl, from its end."""
+    """As `open_board`, for reading a metrics.jsonl from its end."""
     names = ("epoch", "loss", "samples_per_second", "samples_per_second_per_rank", "data_wait", "step_seconds_p50")
     others = ("step_seconds_p99", "memory_gib", "time", "rate/dense", "rate/sparse")
     record = dict.fromkeys((*names, *others), 0.1234567890123)

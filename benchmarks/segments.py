@@ -1,4 +1,4 @@
-"""Compares a model that is trained on each segment with other ways to stay fresh.
+"""Compares a model trained on each segment with other ways to keep a model fresh.
 
 Writes docs/explanation/continuous_results.md.
 Takes some minutes.
@@ -24,7 +24,7 @@ SEGMENTS = ROOT / "data" / "movielens" / "segments"
 SEEDS = (0, 1, 2)
 STATIC = 9  # the last segment that the static model is trained on
 EVALUATED = range(STATIC + 1, 30)
-AT_ONCE = 2  # seeds, each on one thread
+AT_ONCE = 2  # number of seeds at a time, each on one thread
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _of_seed(seed: int) -> dict[str, dict[int, float]]:
-    """Returns the normalized entropy on segments before any training on them, by the way that the model was trained."""
+    """Returns the normalized entropy on segments before training on them, by the way of training."""
     with tempfile.TemporaryDirectory() as folder:
         train, chain = ("train", CONFIG, "--train.seed", str(seed)), f"{folder}/chain"
         _run(*train, "--out", chain, "--data.segments.until", f"{STATIC:02d}")

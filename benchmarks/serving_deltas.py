@@ -1,4 +1,4 @@
-"""Measures a server that takes over deltas under load.
+"""Measures a server that applies deltas under load.
 
 Writes docs/guides/serve.md.
 Takes ten minutes of a quiet machine, and 4 GB of disk.
@@ -37,8 +37,8 @@ from torchx_recsys.apps.export.program import save_program
 
 PAGE = ROOT / "docs" / "guides" / "serve.md"
 FEATURES, COLUMNS, ROWS = 4, 64, 4096
-RATE = 200  # requests a second, of a sample each
-WHOLE = 3  # whole exports that are loaded, after the deltas
+RATE = 200  # requests per second, each with one sample
+WHOLE = 3  # number of whole exports loaded after the deltas
 WITHOUT, DELTA, LOADED = "nothing", "a delta", "a whole export"
 SERVED = re.compile(r"at (http://\S+)")
 TAKEN_OVER = re.compile(r"step \S+ is served: (\S+) rows changed, (\S+) MiB read, (\S+) ms between batches")
@@ -63,7 +63,7 @@ class Exports:
     """A whole export and its deltas.
 
     Args:
-        folder: Of all files.
+        folder: The folder of all files.
         table_rows: Rows of each table.
         changed: The part of the rows that each delta changes.
 
@@ -109,7 +109,7 @@ class Exports:
         save_program(self._program, folder / "model.pt2")
         write_manifest(folder, "", {})
         self.answers.append({name: found.tolist() for name, found in load(folder)(self.columns).items()})
-        gc.collect()  # of the program, which has references in circles
+        gc.collect()  # frees the program, which has circular references
         return folder
 
     def _publish(self, folder: Path, predecessor: Export | None) -> None:
@@ -141,7 +141,7 @@ def trained(folder: Path, table_rows: int) -> Path:
 def measure(exports: Exports, output: Path, seconds: float) -> str:
     """Returns the table, of a server that takes over the deltas."""
     exports.name(0)
-    gc.freeze()  # a collection of all that torch has made would delay the requests, and is none of the server's
+    gc.freeze()  # collecting torch's objects in this process would delay the requests
     with served(exports.directory, output) as url:
         windows = asyncio.run(ask(url, exports, output, seconds))
     deltas = [found for found in TAKEN_OVER.findall(output.read_text())[: len(exports.answers) - 1]]
@@ -201,11 +201,11 @@ async def ask(url: str, exports: Exports, output: Path, seconds: float) -> dict[
             answers = await post(session, url, exports.columns)
             assert answers == exports.answers[number], f"other answers than those of full export {number}"
 
-        await window(session, url, exports, seconds)  # to warm up
+        await window(session, url, exports, seconds)  # warms up
         for number in range(1, last + 1):
             found[WITHOUT].append(await window(session, url, exports, seconds))
             await take(DELTA, number)
-        for number in range(last - 1, last - 1 - WHOLE, -1):  # back, which no delta leads to
+        for number in range(last - 1, last - 1 - WHOLE, -1):  # backwards, where no delta leads
             await take(LOADED, number)
     return found
 
@@ -225,7 +225,7 @@ async def window(session: aiohttp.ClientSession, url: str, exports: Exports, sec
 
 
 async def post(session: aiohttp.ClientSession, url: str, columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Returns the outputs, and fails where the server does."""
+    """Returns the outputs; fails if the server fails."""
     async with session.post(f"{url}/predict", json={"columns": columns}) as response:
         content = await response.json()
         assert response.status == 200, content

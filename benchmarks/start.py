@@ -3,7 +3,7 @@
 Writes docs/explanation/performance.md.
 Takes a minute.
 
-Seen from outside, as a user meets it: a part ends when what it does can be seen.
+Measured from outside, as a user sees it: a part ends when its effect is visible.
 """
 
 import statistics
@@ -26,7 +26,7 @@ from trainer.core.console import plural
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 RANKS = (1, 2)
 REPEATS = 5
-POLL_SECONDS = 0.02  # more often, the watching would take a part of the cores
+POLL_SECONDS = 0.02  # shorter intervals would take a share of the cores
 MOST_SECONDS = 600
 
 
@@ -35,8 +35,8 @@ class Part:
     """A part of a start.
 
     Attributes:
-        name: What is done.
-        wall_seconds: How long it took.
+        name: Its name.
+        wall_seconds: Its duration.
         processor_seconds: Processor time of all processes of the job.
     """
 

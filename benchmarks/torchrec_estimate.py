@@ -1,6 +1,6 @@
 """TorchRec's estimates of the time and memory of shards, for many options at once: the same figures.
 
-They let `benchmarks.planners` compare this project's search with TorchRec's: both plan by the same estimates. Formulas
+`benchmarks.planners` compares this project's search with TorchRec's by these: both plan by the same estimates. Formulas
 and constants are from torchrec.distributed.planner.estimator, version 1.8. There, the cost of a shard depends on its
 sharding type, its columns and the batch, and not on its rows.
 """
@@ -31,10 +31,10 @@ from torchx_recsys.planner.tables import (
 from torchx_recsys.planner.topology import Topology
 
 ID_BYTES = 8
-BACKWARD = 2.0  # times forward
-COPY = 2.455  # per byte of a gathered gradient
-REPLICATED_UPDATE = 9.22  # per byte of a replicated table
-LEAST_LOOKUP = 32  # columns; narrower lookups take as long
+BACKWARD = 2.0  # time of backward relative to forward
+COPY = 2.455  # cost per byte of a gathered gradient
+REPLICATED_UPDATE = 9.22  # cost per byte of a replicated table
+LEAST_LOOKUP = 32  # columns below which a lookup takes no less time
 NARROW = (128, 1.15), (64, 1.75)  # a lookup below N columns takes F times as long: (N, F)
 
 

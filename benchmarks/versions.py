@@ -1,9 +1,9 @@
-"""Tries tests of every room with other versions of Python, torch, torchrec and fbgemm-gpu.
+"""Runs tests of every room with other versions of Python, torch, torchrec and fbgemm-gpu.
 
 Writes docs/reference/versions.md.
 Takes half an hour, 15 GB of disk, and python3.11 and python3.13 in PATH.
 
-Each environment, below `.versions`, has what requirements-cpu.txt pins, but for the three packages.
+Each environment, below `.versions`, has the pins of requirements-cpu.txt, except for the three packages.
 """
 
 import os
@@ -18,7 +18,7 @@ from docs.generate import ROOT, table, write_measured
 
 PAGE = ROOT / "docs/reference/versions.md"
 ENVIRONMENTS = ROOT / ".versions"
-TESTS = (  # of each room those that show another version first: tables, plans, checkpoints, exports
+TESTS = (  # tests of each room that are the first to fail with another version: tables, plans, checkpoints, exports
     *("tests/apps/test_export_names.py", "tests/apps/test_predict.py", "tests/checkpoint/test_checkpoint.py"),
     *("tests/config/test_config.py", "tests/batches/test_loader.py", "tests/metrics/test_binary.py"),
     *("tests/models/test_pooled_formulas.py", "tests/models/test_sequence_formulas.py", "tests/plan/test_make_plan.py"),
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def install(versions: Versions) -> None:
-    """Makes the environment of some versions, with the project as it is here.
+    """Creates an environment with some versions, and the project of this checkout.
 
-    From the package index, torch is the build for CUDA, which loads only with CUDA's libraries; so torch alone comes
-    with what it depends on.
+    The package index has torch's build for CUDA, which loads only with CUDA's libraries. So torch alone is installed
+    with its dependencies.
     """
     triple = {"torch": versions.torch, "torchrec": versions.torchrec, "fbgemm_gpu-cpu": versions.fbgemm}
     pinned = (ROOT / "requirements-cpu.txt").read_text().splitlines()

@@ -28,7 +28,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.training.session import Session
 
 RESTORE_RANKS = (1, 2, 4)
-STEPS_TARGET = 1 / 1.10  # steps during saves may take a tenth longer
+STEPS_TARGET = 1 / 1.10  # target of the ratio: steps during saves may take a tenth longer
 FILES_TARGET = 0.7
 
 
@@ -57,7 +57,7 @@ def _compare_steps(session: Session, step_numbers: Iterator[int], steps: int, re
 def _steps_per_second(
     session: Session, batches: Iterator[Batch], steps: int, step_numbers: Iterator[int], saves: bool
 ) -> float:
-    """Takes steps, with back-to-back saves if `saves`. Leaves out the time of staging, in which steps wait."""
+    """Takes steps, with back-to-back saves if `saves`. Excludes the time of staging, in which steps wait."""
     training_step = session.training_step()
     for step in itertools.islice(step_numbers, WARM_STEPS):
         training_step.take(step, batches)

@@ -18,7 +18,7 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, g
 from trainer.core.run_directory import RunDirectory
 from trainer.training.setup import open_session
 
-TABLES, BATCHES = (3, 26, 200), (256, 1024, 4096, 16_384, 65_536)  # samples of the global batch
+TABLES, BATCHES = (3, 26, 200), (256, 1024, 4096, 16_384, 65_536)  # numbers of tables, and samples of the global batch
 TABLE_ROWS, COLUMNS, DENSE_FEATURES = 10_000, 16, 5
 MODEL = {"name": "deepfm", "embedding_dim": COLUMNS, "over_layers": [64, 32]}
 
@@ -39,7 +39,7 @@ class StepCost:
 
 
 def measure_growth(scratch: RunDirectory, context: DistributedContext, steps: int, repeats: int) -> list[StepCost]:
-    """Measures steps of models of few and of many tables, in small batches and in large ones, from memory.
+    """Measures steps of models with few and with many tables, in small and in large batches, from memory.
 
     Args:
         scratch: The folder of data and run directories.

@@ -29,8 +29,8 @@ from trainer.training.setup import open_session
 BASELINE = "a bare torch loop"
 TARGET = 0.9
 READY_MADE_DATA = "data/movielens"
-FILMS, USERS, GENRES, OCCUPATIONS = 1682, 943, 19, 21  # of MovieLens-100k
-SECONDS_BETWEEN = 60  # ratings
+FILMS, USERS, GENRES, OCCUPATIONS = 1682, 943, 19, 21  # sizes of MovieLens-100k
+SECONDS_BETWEEN = 60  # seconds between two ratings
 
 
 def movielens_config(name: str, data: str) -> Config:

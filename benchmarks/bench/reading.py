@@ -33,11 +33,11 @@ from trainer.data.readers.csv import column_types
 from trainer.training.session import Session
 
 LANES = 8
-SLOW_READER_SHARE = 1 / 100  # of the samples, for the slowest reader
-MOST_ROWS = 1_000_000  # with nulls: enough for windows of full length in every lane
+SLOW_READER_SHARE = 1 / 100  # fraction of the samples that the slowest reader reads
+MOST_ROWS = 1_000_000  # limit on rows with nulls: enough for windows of full length in every lane
 IDS = 10 * TABLE_ROWS
 NULL_RATE = 0.1
-FEW, MANY = 10_000, 50_000  # rows in the figures of a check; 50,000 is the default of --rows
+FEW, MANY = 10_000, 50_000  # rows of a check's sample; 50,000 is the default of --rows
 
 
 def compare_readers(session: Session, repeats: int) -> list[Comparison]:

@@ -1,4 +1,4 @@
-"""The roofline of a step: the least time that each part can take on this machine, beside the time that it takes.
+"""The roofline of a step: the least time that each part can take on this machine, beside the measured time.
 
 A part cannot be faster than its matrix products at the rate of one large product, than its bytes at the rate of one
 large copy, or than what it sends at the rate of one large exchange (Williams et al., "Roofline", CACM 2009). The dense
@@ -37,7 +37,7 @@ OF_EXCHANGES = {"input": EXCHANGE, "forward_comms": FORWARD, "backward_comms": B
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank does at most, while the others of its host do the same.
+    """The highest rates of a rank, while the other ranks of its host do the same.
 
     Attributes:
         memory: Bytes per second that a large copy reads and writes.
@@ -136,7 +136,7 @@ def _bounds(
 
 
 def _bytes_of_tables(session: Session) -> dict[str, float]:
-    """Returns the bytes that a rank at most moves for tables and gradients in a step, by the planner's phases."""
+    """Returns the most bytes that a rank moves for tables and gradients in a step, by the planner's phases."""
     config, context = session.config, session.context
     unsharded = build_unsharded_model(config, torch.device("meta"))
     problem = problem_of(unsharded, config, cluster_of_job(config.planner.hardware, context))
@@ -156,7 +156,7 @@ def _nanosecond_a_byte(ranks: int) -> Speeds:
 
 
 def measure_rates(context: DistributedContext, precision: str, repeats: int) -> Rates:
-    """Measures what each rank does at most while all of them do it."""
+    """Measures the highest rates of each rank while all ranks measure them."""
     dtype, device, others = AUTOCAST[precision] or torch.float32, context.device, context.world_size - 1
     source, target = (torch.ones(COPIED_BYTES // 4, device=device) for _ in range(2))
     factor = torch.ones(PRODUCT, PRODUCT, dtype=dtype, device=device)

@@ -31,10 +31,10 @@ from trainer.run.reporter import StallTimer
 from trainer.training.session import Session
 from trainer.training.setup import open_session
 
-LEARNING_RATE = 0.02  # of both optimizers, the default
+LEARNING_RATE = 0.02  # learning rate of both optimizers, the default
 BASELINE = "training without it"
 FEATURES: dict[str, dict[str, Any]] = {
-    "nothing": {},  # the distance from 1 by noise alone
+    "nothing": {},  # shows the distance from 1 by noise alone
     "the cut: overflows skipped": {"train.nonfinite": "skip"},
     "4 microbatches": {"train.micro_batches": 4},
     "compiled": {"train.compile": True},
@@ -75,7 +75,7 @@ def compare_loops(session: Session, steps: int, repeats: int) -> list[Comparison
 
 
 def compare_features(session: Session, steps: int, repeats: int) -> list[Comparison]:
-    """Compares training with and without each feature, in turn. Holds one feature at a time in memory."""
+    """Compares training with and without each feature, in turn, one at a time in memory."""
     batches = batches_in_memory(session)
     comparisons = []
     for number, (name, changes) in enumerate(FEATURES.items()):

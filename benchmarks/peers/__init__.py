@@ -1,1 +1,1 @@
-"""This project beside what a user would pick instead: the same rows, model and batch, each in its own environment."""
+"""Compares this project with alternatives: the same rows, model and batch, each in its own environment."""

@@ -3,8 +3,8 @@
 Writes docs/explanation/performance.md.
 Takes 15 minutes of a quiet machine, and 6 GB of disk.
 
-Peers are installed from the package index into environments of their own below `.peers`, which see torch and what
-else this environment has. `--repeats N` trains each N times.
+Peers are installed from the package index into separate environments below `.peers`, which see torch and the other
+packages of this environment. `--repeats N` trains each N times.
 """
 
 import argparse
@@ -35,14 +35,14 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Peer:
-    """What is measured.
+    """A library or loop to measure.
 
     Attributes:
-        name: As it is shown.
+        name: Its name in the tables.
         loop: Its file in `loops`.
         models: The models that it has.
-        package: Its package and release, which is installed without what it asks for; unset if nothing is.
-        needs: What it needs besides.
+        package: Its package and release, installed without dependencies; unset if nothing is installed.
+        needs: The dependencies that it needs.
     """
 
     name: str
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def measure(name: str, folder: Path, repeats: int) -> dict[str, list[dict]]:
-    """Returns what each repeat of each peer measured, by the peer's name; every second round runs in reverse order."""
+    """Returns the measurements of all repeats by the peer's name; every second round runs in reverse order."""
     kind, model, layers, batch, epochs, learning_rate = CASES[name]
     if not (folder / "shape.json").exists():
         tables, dense = getattr(rows, kind)(folder)
@@ -129,7 +129,7 @@ def measure(name: str, folder: Path, repeats: int) -> dict[str, list[dict]]:
 
 
 def run(peer: Peer, python: str, case: Case, folder: Path) -> dict:
-    """Trains once with a peer and returns what it measured."""
+    """Trains once with a peer and returns its measurements."""
     file = folder.resolve() / "case.json"
     file.write_text(json.dumps(vars(case)))
     program = Path(__file__).with_name("run.py")
@@ -165,7 +165,7 @@ def python_of(peer: Peer) -> str:
 
 
 def render(found: dict[str, list[dict]]) -> str:
-    """Returns the table of a case, the fastest first, and what was measured when, where and with what."""
+    """Returns the table of a case, the fastest first, with the date, machine and versions."""
     plain = rates(found[PEERS[0].name])
     lines = []
     for name, repeats in sorted(found.items(), key=lambda one: -statistics.median(rates(one[1]))):

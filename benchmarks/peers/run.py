@@ -1,4 +1,4 @@
-"""Trains with one peer, in the peer's environment, and prints what was measured: `python run.py LOOP CASE.json`.
+"""Trains with one peer, in the peer's environment, and prints the measurements: `python run.py LOOP CASE.json`.
 
 Imports nothing of this project: a peer's environment has only the peer and what it requires.
 """
@@ -18,7 +18,7 @@ STEPS: list[float] = []
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """A case to train.
 
     Attributes:
         folder: Has `train.npz` and `test.npz`, and the same rows as Parquet in `train` and `test`.
@@ -82,7 +82,7 @@ def main(loop: str, case_file: str) -> None:
     torch.manual_seed(0)
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        # Fused optimizers of tables, and what wraps others, have steps of their own.
+        # Fused optimizers of tables, and wrappers of optimizers, have their own steps.
         if isinstance(optimizer, torch.optim.Adam):
             STEPS.append(time.time())
 

@@ -11,7 +11,7 @@ FOLDER = Path("data/shop")
 
 
 def chance(logit: np.ndarray) -> np.ndarray:
-    """Returns whether something happens to each row, by the logit of its probability."""
+    """Draws for each row whether an event happens, given the logit of its probability."""
     return random.random(ROWS) < 1 / (1 + np.exp(-logit))
 
 

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 loop.py mine.toml checkpoints
 
-What `python -m trainer train` does beside this: it writes a run directory, evaluates, watches, retries, and checks what
-a user may get wrong. A loop of your own has what is in this file, and nothing that you do not see here.
+Beyond this, `python -m trainer train` writes a run directory, evaluates, watches, retries, and checks the user's input.
+Your own loop has only the code in this file.
 """
 
 import sys
@@ -37,7 +37,7 @@ def main(file: str, folder: str) -> None:
 
 
 def train(config: Config, folder: Path, context: DistributedContext) -> None:
-    """Sets up what training needs, and takes the steps that are left."""
+    """Sets up training, and takes the remaining steps."""
     # Read data. Row groups are permuted and rows shuffled by the seed; the samples of a step depend on the step alone:
     # the position of a run is one number, on any number of ranks.
     order = plan_epochs(config, None, context)
@@ -56,14 +56,14 @@ def train(config: Config, folder: Path, context: DistributedContext) -> None:
 def take_steps(
     config: Config, order: EpochOrder, model: ShardedModel, folder: Path, context: DistributedContext
 ) -> None:
-    """Takes the steps that are left, reports them, and saves now and then, and at the end."""
+    """Takes the remaining steps, reports them, and saves now and then and at the end."""
     # One step: rates, forward, backward, all-reduce of the dense gradients, update. TorchRec's pipeline exchanges the
     # ids of the next batch while this one is computed. Subclass TrainingStep for a step of your own.
     step_of = TrainingStep(model, config, context, start_state(config.train, None), order.loader.locate)
     batches = order.batches()  # this rank's part of each global batch, made ahead by threads
     for step in range(order.steps_done + 1, order.last_step + 1):
         result = step_of.take(step, batches)
-        # Each rank has the loss of its own samples. To wait for it every step costs time; a real loop does so rarely.
+        # Each rank has the loss of its own samples. Reading it makes the processor wait; a real loop does so rarely.
         losses = gather_to_all(result.loss.item(), context)
         if context.is_rank0:
             print(f"step {step}: loss {sum(losses) / len(losses):.6f}", flush=True)

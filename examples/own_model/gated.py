@@ -1,4 +1,4 @@
-"""A model with a gate for each feature, and a loss that cares less for samples that are already right."""
+"""A model with a gate for each feature, and a focal loss, which gives easy samples less weight."""
 
 import torch
 from torch import Tensor, nn

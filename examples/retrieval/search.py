@@ -27,7 +27,7 @@ index.add(vectors)
 
 
 def query(user: int) -> np.ndarray:
-    """Returns the vector of a user, `[D]`; the columns of the item's tower do not matter for it."""
+    """Returns the vector of a user, `[D]`; it does not depend on the columns of the item's tower."""
     return model({"user": [user], "item": [0], "genre": [0]})["liked_query"].numpy()[0]
 
 

@@ -1,1 +1,1 @@
-"""Pipelines: jobs after jobs from one file, the record of submissions, and the command `torchx pipeline`."""
+"""Pipelines: jobs that follow each other, described in one file; the command `torchx pipeline`."""

@@ -1,4 +1,4 @@
-"""What the commands of `torchx pipeline` do."""
+"""The actions of the command `torchx pipeline`."""
 
 import argparse
 import re
@@ -32,7 +32,7 @@ POLL_SECONDS = 1
 
 
 def run(args: argparse.Namespace) -> None:
-    """Submits the steps that have to be, or shows what it would submit."""
+    """Submits the steps that need to run, or shows them in a dry run."""
     check_sections(get_scheduler_factories())
     defaults: dict[str, Any] = load_sections(prefix="component")
     pipeline = _read(args, defaults)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         if args.dryrun:
             _print_dry_runs(target, pipeline, runner)
             return
-        for step in pipeline.steps.values():  # the file is right as a whole before the first step is submitted
+        for step in pipeline.steps.values():  # checks the whole file before the first step is submitted
             target.dry_run(step)
         again = pipeline.with_followers(args.start) if args.start else {args.only} - {None}
         record = _record(pipeline)
@@ -100,7 +100,7 @@ def _submit_all(jobs: Jobs, target: Target, looks: Mapping[str, Look], tasks: Ma
 
 
 def _wait_for_all(pipeline: Pipeline, jobs: Jobs) -> bool:
-    """Waits until all steps have ended and prints what changes; returns whether all have succeeded."""
+    """Waits until all steps have ended and prints changes of their states; returns whether all have succeeded."""
     width = max(map(len, pipeline.steps))
     shown: dict[str, AppState | None] = {}
     while True:

@@ -1,4 +1,4 @@
-"""The arguments of a component as a pipeline file gives them."""
+"""Checks and converts the arguments of a component in a pipeline or sweep file."""
 
 import inspect
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Signature:
     """A component's parameters.
 
     Attributes:
-        prefix: What stands before `component` and `arguments` in messages, such as `steps.train.`.
+        prefix: The prefix of `component` and `arguments` in messages, such as `steps.train.`.
         parameters: The parameters by name.
         defaults: Defaults beside the component's own, as text.
     """
@@ -45,7 +45,7 @@ class Signature:
         """Returns arguments as `torchx run` takes them.
 
         Raises:
-            InputError: One is unknown, missing or of another type.
+            InputError: An argument is unknown, missing or of a wrong type.
         """
         for name in arguments:
             if name not in self.parameters:

@@ -1,4 +1,4 @@
-"""The command `torchx pipeline`: its command line. TorchX imports it for each of its commands, so it imports little."""
+"""The command line of `torchx pipeline`. TorchX imports this file for each of its commands, so it imports little."""
 
 import argparse
 import logging
@@ -12,7 +12,7 @@ from trainer.core.own_modules import find_own_first
 
 
 class PipelineCommand(SubCommand):
-    """Runs jobs after jobs from one file, and shows, follows and cancels them."""
+    """Runs jobs that follow each other from one file, and shows, follows and cancels them."""
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds the four commands."""
@@ -45,7 +45,7 @@ class PipelineCommand(SubCommand):
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
-        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs every request
+        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs a line for each request
         find_own_first()
         with errors_in_one_line("torchx pipeline"):
             from torchx_recsys.pipelines import actions
@@ -54,7 +54,7 @@ class PipelineCommand(SubCommand):
 
 
 def add_target(parser: argparse.ArgumentParser, options: str) -> None:
-    """Adds the arguments that name a scheduler, by default the one of `torchx run`, and its options."""
+    """Adds the arguments for a scheduler, by default that of `torchx run`, and its options."""
     with errors_in_one_line():
         default = get_config("cli", "run", "scheduler") or "local_cwd"
     names = [*get_scheduler_factories()]

@@ -1,4 +1,4 @@
-"""A pipeline file: steps in TOML, each a component with its arguments, and the values that they hand on."""
+"""A pipeline file in TOML: steps, each a component with its arguments, and values that steps share."""
 
 import string
 import tomllib
@@ -19,7 +19,7 @@ from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
 
 READY_MADE = Path(__file__).parent
-# Options of schedulers that a pipeline sets by itself.
+# Options of schedulers that a pipeline sets itself.
 SET_HERE = {
     "after": "name the steps that must succeed first in the step's own key `after`",
     "after_any": "a step of a pipeline starts only after success; leave it out",
@@ -65,7 +65,7 @@ class FileSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Job):
-    """A job of a pipeline, with everything that it takes from others filled in.
+    """A job of a pipeline, with all values from other steps filled in.
 
     Attributes:
         config: The configuration that it names, unless another step makes it.
@@ -135,7 +135,7 @@ def _read(name: str) -> Tree:
 
 
 def _changed(file: FileSection, changes: Mapping[str, str]) -> dict[str, Scalar]:
-    """Returns the values of a file, replaced by the command line's, each of its type in the file."""
+    """Returns the values of a file, changed by the command line; each keeps its type in the file."""
     values: dict[str, Scalar] = {**file.values, "out": file.out}
     for name, text in changes.items():
         if name not in values:
@@ -156,7 +156,7 @@ def _of_type(kind: type, flag: str, text: str) -> Scalar:
 
 
 class _Reader:
-    """Fills the steps of a file in, in their order."""
+    """Fills in the steps of a file, in their order."""
 
     def __init__(
         self, source: str, file: FileSection, values: dict[str, Scalar], defaults: Mapping[str, Mapping[str, str]]
@@ -201,7 +201,7 @@ class _Reader:
             _check_options(key, options)
 
     def _needed_by(self, name: str) -> list[str]:
-        """Returns the steps that a step needs: those it names, and those whose arguments it takes."""
+        """Returns the steps that a step needs: the steps that it names, and the steps whose arguments it takes."""
         step, key = self._file.steps[name], f"steps.{name}"
         for before in step.after:
             if before not in self._file.steps:
@@ -216,7 +216,7 @@ class _Reader:
         return [*dict.fromkeys((*step.after, *taken))]
 
     def _arguments(self, name: str) -> dict[str, Any]:
-        """Returns the arguments of a step as the file has them, with those of all steps that its component takes."""
+        """Returns the arguments of a step in the file, with the arguments for all steps that its component takes."""
         known = self._signatures[name].parameters
         shared = {argument: value for argument, value in self._file.arguments.items() if argument in known}
         return shared | self._file.steps[name].arguments
@@ -247,7 +247,7 @@ class _Reader:
         )
 
     def _value(self, path: str, field: str) -> Any:
-        """Returns what stands for a name in braces."""
+        """Returns the value of a name in braces."""
         step, dot, argument = field.partition(".")
         if not dot:
             if field not in self._values:
@@ -286,7 +286,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _fields(path: str, text: str) -> list[str]:
-    """Returns the names in braces in a text, whose braces are doubled where they stand for themselves."""
+    """Returns the names in braces in a text; doubled braces stand for themselves."""
     try:
         parts = [*string.Formatter().parse(text)]
     except ValueError as error:
@@ -300,7 +300,7 @@ def _fields(path: str, text: str) -> list[str]:
 
 
 def _filled(value: Any, path: str, lookup: Callable[[str, str], Any]) -> Any:
-    """Returns a value with all names in braces replaced; a text that is one name becomes what it stands for."""
+    """Returns a value with all names in braces replaced; a text that is a single name becomes its value."""
     if isinstance(value, dict):
         return {key: _filled(below, f"{path}.{key}", lookup) for key, below in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Jobs that leave a note before they are submitted, so that whatever is killed, none is submitted twice."""
+"""Submits jobs, each noted before its submission, so that none is submitted twice whatever is killed."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ class Job:
 
     Attributes:
         name: Its name in the record.
-        key: Where it is described; messages begin with it.
+        key: The key that describes it, with which messages begin.
         component: The component.
         words: The component's arguments as `torchx run` takes them.
         options: Options of schedulers, by scheduler.
@@ -48,12 +48,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Look:
-    """A job as it is now.
+    """The current state of a job.
 
     Attributes:
         submission: Its newest submission; None if it was never submitted.
         state: Its state; None if there is no job, or its scheduler has forgotten it.
-        status: Its whole status; None if it has succeeded earlier, or its scheduler has forgotten it.
+        status: Its whole status; None if it succeeded earlier, or its scheduler has forgotten it.
     """
 
     submission: Submission | None
@@ -67,7 +67,7 @@ class Look:
 
     @property
     def has_run(self) -> bool:
-        """Whether an active job has been started, and may be waiting for a restart."""
+        """Whether an active job has started before, even if it is now waiting for a restart."""
         status = self.status
         return self.is_active and status is not None and (is_started(status.state) or status.num_restarts > 0)
 
@@ -88,7 +88,7 @@ class Look:
 
 
 class _Findable(Protocol):
-    """A scheduler that finds the job of a request whose submitter was killed."""
+    """A scheduler that can find the job of a request after its submitter was killed."""
 
     def identity(self, request: Any) -> str: ...
 
@@ -98,10 +98,10 @@ class _Findable(Protocol):
 
 
 def findable(scheduler: str) -> _Findable:
-    """Returns a scheduler that finds jobs again.
+    """Returns a scheduler that can find jobs again.
 
     Raises:
-        InputError: It does not.
+        InputError: The scheduler cannot do this.
     """
     found: Any = get_scheduler_factories()[scheduler](SESSION)
     if not hasattr(found, "find"):
@@ -110,16 +110,16 @@ def findable(scheduler: str) -> _Findable:
 
 
 class Target:
-    """A scheduler, with what the command line and the user's files say of it.
+    """A scheduler, with its options from the command line and the user's files.
 
     Args:
         scheduler: The scheduler.
-        options: Options that win over a job's own.
+        options: Options that take precedence over a job's own.
         runner: TorchX's runner.
         workspace: TorchX's workspace.
 
     Raises:
-        InputError: The scheduler does not find jobs again.
+        InputError: The scheduler cannot find jobs again.
     """
 
     def __init__(self, scheduler: str, options: Mapping[str, CfgVal], runner: Runner, workspace: str | None) -> None:
@@ -135,7 +135,7 @@ class Target:
 
         Raises:
             ArgumentError: An option is wrong.
-            DefaultsError: A default in the site's or the user's file is.
+            DefaultsError: A default in the site's or the user's file is wrong.
         """
         check_scheduler_args(runner, args)
         options = runner.scheduler_run_opts(args.scheduler)
@@ -165,7 +165,7 @@ class Target:
             raise InputError(f"{job.key}: {error}") from error
 
     def _cfg(self, job: Job) -> dict[str, CfgVal]:
-        """Returns the options that a job brings; a text is read as `-cfg` reads it."""
+        """Returns the options of a job; texts are parsed like `-cfg`."""
         options = self._runner.scheduler_run_opts(self.scheduler)
         given = job.options.get(self.scheduler, {})
         try:
@@ -189,7 +189,7 @@ class Jobs:
         self._runner = runner
 
     def looks(self, names: Collection[str]) -> dict[str, Look]:
-        """Returns jobs by name, as they are now."""
+        """Returns the current state of jobs, by name."""
         newest = self._record.newest(names)
         return {name: self._look(newest.get(name)) for name in names}
 
@@ -216,14 +216,14 @@ class Jobs:
 
         Args:
             job: The job.
-            target: Where to.
-            before: What became of it the last time.
-            inputs: A short name for what it is made of.
+            target: The scheduler to submit to.
+            before: The state of its last submission.
+            inputs: A hash of its inputs.
             after: The handles of the jobs that it waits for.
 
         Raises:
-            SchedulerError: The scheduler refuses it, as one of these jobs has failed above all. Only if it may be
-                submitted all the same is it noted.
+            SchedulerError: The scheduler refuses it, above all because one of these jobs has failed. The note stays
+                only if the job may have been submitted nonetheless.
             InputError: Somebody else submits it at the same time.
         """
         self._clear(before)
@@ -245,7 +245,7 @@ class Jobs:
         except MaybeSubmitted:
             raise
         except SchedulerError:
-            with suppress(SchedulerError):  # if it cannot be told, the note stays
+            with suppress(SchedulerError):  # if this fails, the note stays
                 if findable(target.scheduler).find(submission.identity) is None:
                     self._record.retract(submission)
             raise
@@ -253,11 +253,11 @@ class Jobs:
         return handle
 
     def cancel(self, look: Look) -> None:
-        """Requests a job to end; does not wait."""
+        """Requests that a job end, without waiting."""
         self._runner.cancel(look.handle)
 
     def _clear(self, look: Look) -> None:
-        """Ends what is left of a job: one that waits for a failed one, processes whose supervisor was killed."""
+        """Ends the remains of a job: a job that waits for a failed one, or processes whose supervisor was killed."""
         if look.is_active:
             self.cancel(look)
             self._runner.wait(look.handle, wait_interval=1)

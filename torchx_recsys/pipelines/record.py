@@ -16,13 +16,13 @@ from trainer.run.lock import RunLock
 class Submission:
     """One submission of a step.
 
-    It is written before the step is submitted, so that a job is found again whose submitter was killed. One without an
-    identity was never submitted: its submitter was killed while it wrote it.
+    It is written before the step is submitted, so that the job is found again if its submitter is killed. A submission
+    without an identity was never submitted: its submitter was killed while writing it.
 
     Attributes:
         step: The step.
         number: 1 for its first submission.
-        inputs: A short name for what the step was made of: equal inputs have equal names.
+        inputs: A hash of the inputs of the step; equal inputs have equal hashes.
         component: The component.
         words: The component's arguments.
         scheduler: The scheduler.
@@ -70,12 +70,12 @@ class Record:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Makes other commands wait that would submit jobs of this record, as long as the block runs.
+        """Locks the record: other commands wait to submit its jobs while the block runs.
 
-        A submission without a handle is then one whose submitter was killed.
+        A submission without a handle then belongs to a killed submitter.
 
         Raises:
-            InputError: One submits for long, or the directory cannot be written.
+            InputError: Another command submits for too long, or the directory cannot be written.
         """
         lock = RunLock(RunDirectory(self._directory.url_of(self._folder), "out"))
         lock.take()
@@ -85,7 +85,7 @@ class Record:
             lock.release()
 
     def newest(self, names: Collection[str]) -> dict[str, Submission]:
-        """Returns the newest submission of each of these jobs that was submitted.
+        """Returns the newest submission of each of these jobs, without jobs that were never submitted.
 
         Raises:
             InputError: The directory cannot be read.
@@ -143,7 +143,7 @@ class Record:
     def _read(self, step: str, number: int) -> Submission:
         unwritten = Submission(step=step, number=number)
         if not self._directory.read_bytes(self._folder, unwritten.file):
-            return unwritten  # the submitter was killed while it made the file, before it submitted anything
+            return unwritten  # its submitter was killed while creating the file, before submitting anything
         try:
             return Submission(**self._directory.read_json(self._folder, unwritten.file) or {})
         except TypeError as error:

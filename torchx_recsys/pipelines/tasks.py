@@ -1,6 +1,6 @@
-"""Which steps of a pipeline have to be submitted: all that have not succeeded with the same inputs.
+"""Decides which steps of a pipeline to submit: the steps that have not succeeded with the same inputs.
 
-The schedulers hold a step back until those before it have succeeded, so no process of the pipeline has to stay alive.
+Schedulers hold a step back until the steps before it have succeeded, so no process of the pipeline has to stay alive.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,12 +17,12 @@ from trainer.core.storage import digest
 
 @dataclass(frozen=True)
 class Task:
-    """A step that is to be submitted.
+    """A step to submit.
 
     Attributes:
         step: The step.
-        inputs: A short name for what it is made of.
-        before: What became of it the last time.
+        inputs: A hash of its inputs.
+        before: The state of its last submission.
     """
 
     step: Step
@@ -37,13 +37,13 @@ def tasks_of(
 
     Args:
         pipeline: The pipeline.
-        looks: Its steps as they are.
+        looks: The current states of its steps.
         scheduler: The scheduler that is to run the tasks.
         again: Steps that run even if they have succeeded.
         only: The one step that may run; None for all.
 
     Raises:
-        InputError: A step runs with other inputs, or one that another waits for runs elsewhere or must run first.
+        InputError: A step runs with other inputs, or a step that another needs runs elsewhere or must run first.
     """
     tasks: dict[str, Task] = {}
     numbers: dict[str, int] = {}
@@ -80,15 +80,15 @@ def _check_kept(name: str, before: str, look: Look, scheduler: str, only: str | 
 
 
 def _inputs(step: Step, before: Mapping[str, int]) -> str:
-    """Returns a short name for what a step is made of: equal inputs have equal names."""
+    """Returns a hash of the inputs of a step."""
     return digest([step.component, step.words, _configuration(step.config), before])
 
 
 def _configuration(name: str | None) -> object:
-    """Returns the content of a configuration, so that a step runs again after it was edited."""
+    """Returns the content of a configuration, so that a step runs again after an edit."""
     if name is None:
         return None
     try:
         return load_tree(name)
-    except InputError:  # only the job can see it
+    except InputError:  # a file that only the job can see
         return None

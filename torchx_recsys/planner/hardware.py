@@ -69,7 +69,7 @@ class Host:
         )
 
 
-GIB = 1024**3  # bytes
+GIB = 1024**3  # bytes in a GiB
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center"
 NVIDIA_DOCS = "https://docs.nvidia.com/dgx"
@@ -101,7 +101,7 @@ def _host(
     )
 
 
-# Cores and memory: the least of NVIDIA's DGX, AWS's and Google's host with this GPU. Network: the DGX's.
+# Cores and memory: the smallest of NVIDIA's DGX and the hosts of AWS and Google with this GPU. Network: the DGX's.
 WHOLE = {
     "a100": _host(A100, 96, 1152, 8 * 200, f"{NVIDIA_DOCS}/dgxa100-user-guide/"),
     "h100": _host(H100, 192, 1872, 8 * 400, f"{NVIDIA_DOCS}/dgxh100-user-guide/"),

@@ -1,11 +1,11 @@
-"""Options with their costs, and a bound that no plan can beat, by Lagrangian relaxation, with the prices of memory.
+"""Costs of options, and a lower bound on the cost of any plan, by Lagrangian relaxation with prices of memory.
 
 The ranks are identical. So the slowest rank takes at least the mean time, and all shards together take at most the
 memory of all ranks. At any price of memory, the sum over tables of the least cost plus priced memory bounds the total
 cost from below; the best prices give the value of the linear program (Geoffrion 1974).
 
-Not by HiGHS (scipy.optimize.linprog): its values are the same to 2e-15, but a bound takes 7 to 34 ms on 200 tables x 16
-ranks and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search needs hundreds. The tests compare the two.
+HiGHS (scipy.optimize.linprog) finds the same values to 2e-15, but takes 7 to 34 ms for a bound on 200 tables x 16 ranks
+and 50 to 220 on 1,000 x 1,024, here 0.1 to 3 and 1. A search computes hundreds of bounds. The tests compare the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from torchx_recsys.planner.step_time import costs
 from torchx_recsys.planner.tables import Options, Table, all_options, has_options
 from torchx_recsys.planner.topology import Topology
 
-STEPS = 200  # at most, of a search that takes 5 to 20
+STEPS = 200  # limit on the steps of a search, which usually takes 5 to 20
 CREST = 1e-15  # relative tolerance of the height of a crest
-NUDGE = 2.0**-50  # first factor by which a price grows until it suffices; each further factor is twice the last
-BEYOND = 1e12  # times the mean price: there, only memory counts
+NUDGE = 2.0**-50  # first increment of a price, relative; increments double until the price suffices
+BEYOND = 1e12  # multiple of the mean price at which only memory counts
 CLOSE = 1e-7  # relative tolerance
 
 
@@ -36,7 +36,7 @@ class Rated:
         memory: Bytes of the largest shard, on the GPU and on the host, `[O, 2]`.
         total_cost: Milliseconds of all shards.
         total_memory: Bytes of all shards.
-        starts: Number of the first option of each table, `[T]`.
+        starts: Index of the first option of each table, `[T]`.
     """
 
     options: Options
@@ -149,7 +149,7 @@ class _Problem:
         prices = np.zeros(2)
         if self.suffices(prices):
             return prices
-        for memory in (0, 1):  # one price is enough if one kind of memory is scarce
+        for memory in (0, 1):  # a single price suffices if one kind of memory is scarce
             prices = np.zeros(2)
             self._set_price(prices, memory)
             if self.suffices(prices):
@@ -212,7 +212,7 @@ class Line(NamedTuple):
 
 
 def _crest(tangent: Callable[[float], Line], unit: float, most: float) -> tuple[Line, Line]:
-    """Finds the least price from 0 on at which a concave, piecewise linear function is largest.
+    """Finds the least price, from 0 on, that maximizes a concave, piecewise linear function.
 
     Each pair of tangents meets above a piece that is not known yet, or at the crest: a handful of steps, where a
     bisection to the last bits takes 50.
@@ -250,7 +250,7 @@ def cheapest(reduced: np.ndarray, rated: Rated) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bound:
-    """A cost that no plan can beat.
+    """A lower bound on the cost of any plan.
 
     Attributes:
         cost: Milliseconds of the slowest rank; infinite if nothing fits.
@@ -262,12 +262,12 @@ class Bound:
 
 
 def allowed_under(rated: Rated, limit: float, memory: np.ndarray) -> np.ndarray:
-    """Returns whether a shard of each option alone stays within a cost limit and a rank's memory, `[O]`."""
+    """Returns whether a single shard of each option stays within a cost limit and a rank's memory, `[O]`."""
     return (rated.cost <= limit) & (rated.memory <= memory).all(axis=1)
 
 
 def lower_bound(rated: Rated, memory: np.ndarray, ranks: int) -> Bound:
-    """Returns the least cost of the slowest rank; a plan of that cost has no shard that alone costs more.
+    """Returns a lower bound on the cost of the slowest rank: a plan of that cost has no shard that costs more.
 
     Args:
         rated: The options.

@@ -2,8 +2,8 @@
 
 The search adds up the memory of shards, but phases of a step peak one after the other. So the search first counts each
 shard's most in any phase: such a plan always fits. If no such plan is found, the search counts one phase at a time,
-which may let too much pass, and takes a plan whose forecast peak fits. The last resort is the plan with the least
-memory, if that plan fits. If a single phase has no room, it is proven that no plan fits.
+which may accept plans that need too much, and takes a plan whose forecast peak fits. The last resort is the plan with
+the least memory, if that plan fits. If a single phase has no room, it is proven that no plan fits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,16 +29,16 @@ from torchx_recsys.planner.step_time import StepTime, beside_tables, step_time
 from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, DensePart, PlannedTable, Table
 from torchx_recsys.planner.topology import SYSTEMS, System, Topology
 
-MOST_TIMES = 2**20  # times the memory, beyond which no memory helps
+MOST_TIMES = 2**20  # multiple of the memory beyond which more memory does not help
 BISECTIONS = 30
-NARROWER = 5  # times that a phase's room is cut by what other phases lack
+NARROWER = 5  # how often a phase's room is cut by the shortage of other phases
 AT_ANY_COST = 100.0  # how much slower the leanest plan may be, relative
-ROUNDING = 1e-9  # of sums in another order, relative
+ROUNDING = 1e-9  # relative rounding error of sums in another order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A planning problem: what to plan, and the memory for it.
+    """A planning problem: tables, ranks, and the memory for them.
 
     Attributes:
         cluster: The cluster to plan for.
@@ -140,7 +140,7 @@ def find_plan(problem: Problem, tries: int = TRIES) -> Solution:
 
 
 def _fitting_in_phases(problem: Problem, tries: int) -> Solution:
-    """Returns the fastest plan that fits of those found by counting one phase alone.
+    """Returns the fastest of the plans that fit and that are found by counting a single phase.
 
     Raises:
         NothingFits: No plan fits, or none was found.
@@ -173,7 +173,7 @@ def _leanest(problem: Problem, tries: int) -> Solution:
 
 
 def _fitting_in_phase(problem: Problem, phase: str, tries: int) -> Solution | None:
-    """Returns a plan that fits, found by counting one phase with ever less room; None if none is found."""
+    """Returns a plan that fits, found by counting one phase with less and less room; None if none is found."""
     room = problem.for_shards(phase)
     for _ in range(NARROWER):
         try:

@@ -14,13 +14,13 @@ from torchx_recsys.planner.shard_memory import LARGEST_OF_RANK, memory_by_kind
 from torchx_recsys.planner.tables import KERNELS, KINDS, DenseMemory, Options, PlannedTable, Table
 from torchx_recsys.planner.topology import Topology
 
-BATCHES_ON_GPU = 3  # batches that TorchRec's pipeline copies ahead
+BATCHES_ON_GPU = 3  # number of batches that TorchRec's pipeline has on the GPU
 INT, FLOAT = 4, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """Memory per rank beyond what the allocator gives out; a calibration's figures replace these.
+    """Memory per rank besides allocated tensors; a calibration's figures replace these defaults.
 
     Attributes:
         context: Bytes of the process on its device: CUDA's context and kernels, or Python with its libraries.

@@ -1,4 +1,4 @@
-"""Reasons for a table's placement: what other ways to shard the table would cost."""
+"""Explains a table's placement by the costs of its alternatives."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -25,11 +25,11 @@ from torchx_recsys.planner.topology import Topology
 FIRST, WIDER = 1.05, 1.5  # growth of a limit under which nothing was placed: 1.05, then 1.05 to the 1.5, ...
 BISECTIONS = 10
 GRAINS = (0.0, 0.2)
-PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # of memory that choices may take, as shards leave gaps
-TRIES = 2000  # to repack tables
+PARTS = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5)  # fractions of the memory given to choices, as shards leave gaps
+TRIES = 2000  # tries to repack tables
 FIRST_STEP, LAST_STEP = 0.02, 1e-5  # how far the target is below the slowest rank, relative
-MOST_TABLES = 24  # tables of a rank that are tried one by one
-PACKED_TABLES = 24  # tables that are repacked at once
+MOST_TABLES = 24  # maximum number of a rank's tables that are tried one by one
+PACKED_TABLES = 24  # maximum number of tables repacked at once
 PACKINGS = 40  # tries per rank
 
 
@@ -195,8 +195,8 @@ class _Search:
         self._placement, self.tries = placement, tries
         self._random = np.random.default_rng(0)
         rated = placement.rated
-        self._is_on_every_rank = np.isin(rated.options.kind, ON_EVERY_RANK)  # by option
-        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # with memory at its price
+        self._is_on_every_rank = np.isin(rated.options.kind, ON_EVERY_RANK)  # for each option
+        self._reduced = rated.total_cost + rated.total_memory @ placement.prices  # cost plus priced memory
         self._orders = [
             rated.of_table(table).start + np.argsort(self._reduced[rated.of_table(table)], kind="stable")
             for table in range(rated.tables)
@@ -253,7 +253,7 @@ class _Search:
         for _ in range(PACKINGS):
             self.tries -= 1
             order = self._some_order(self._neighbours(slowest))
-            if order in failed:  # as most are where ranks hold few tables
+            if order in failed:  # as most orders are if ranks hold few tables
                 continue
             if self._pack_once(order, slowest, target):
                 return True

@@ -11,9 +11,12 @@ import numpy as np
 from torchx_recsys.planner.tables import CACHED, DATA_PARALLEL, OF_ROWS, ON_WHOLE_HOSTS, ROW_WISE, UVM, Options, Table
 from torchx_recsys.planner.topology import Topology
 
-INT, FLOAT = 4, 4  # bytes of an id, and of a value of an embedding, whatever the table's precision
-STATE_BYTES = 4  # of each value of a state or an average, whatever the table's precision
-CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT = 4, 16  # of FBGEMM's cache: a map of rows, and ids and times of its slots
+INT, FLOAT = 4, 4  # bytes of an id, and of an embedding's value, for any precision of the table
+STATE_BYTES = 4  # bytes of a value of a state or an average, for any precision of the table
+CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT = (
+    4,
+    16,
+)  # bytes of the map of rows, and of an id and a time, in FBGEMM's cache
 # Copies of a shard's ids at once: received for this batch, received for the next batch, and two for the lookup.
 COPIES_OF_IDS = 4
 SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
@@ -23,7 +26,7 @@ AVERAGED_COPIES = 5  # copies of touched rows while their averages are updated
 SORTED_IDS = 48  # bytes per id that FBGEMM's backward on a GPU needs to sort ids
 
 KEPT = ("tables", "state", "averages", "ids")
-# What a shard at least adds to the kept memory in each phase of a step.
+# The least memory that a shard adds to the kept memory in each phase of a step.
 PHASES = {
     "exchange": ("exchanged", "buckets"),
     "dense": ("buckets",),
@@ -31,7 +34,7 @@ PHASES = {
     "update": ("looked_up", "buckets"),
 }
 KINDS = ("tables", "state", "averages", "buckets", "replicated", "ids", "exchanged", "looked_up", "update")
-LARGEST_OF_RANK = ("update",)  # tables update one after the other
+LARGEST_OF_RANK = ("update",)  # a rank needs only its largest, as tables update one after the other
 
 
 def memory_by_kind(

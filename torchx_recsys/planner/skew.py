@@ -1,4 +1,4 @@
-"""Skewed ids: how many different rows they touch, and how many lookups a cache of popular rows serves.
+"""Skewed ids: the number of distinct rows that they touch, and the hit rate of a cache of popular rows.
 
 Ids follow a Zipf distribution: the id of rank r is drawn in proportion to r to the power of minus an exponent. Sums
 over the ranks of a table are exact for popular ids. For the other ids, whose neighbouring terms hardly differ, sums are
@@ -13,14 +13,14 @@ import numpy as np
 
 from torchx_recsys.planner.tables import Options, Table, Zipf
 
-EXACT = 256  # ranks summed one by one; the integral over the others is off by a millionth
+EXACT = 256  # number of ranks summed one by one; the integral over the others is off by a millionth
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 NEVER = 2.0**-53  # a probability treated as zero
 
 
 @dataclass(frozen=True)
 class _Ranks:
-    """Ranks of ids by popularity.
+    """A selection of the ranks of ids by popularity.
 
     Attributes:
         rank: Selected ranks, between which terms hardly differ, `[P]`.
@@ -37,7 +37,7 @@ class _Ranks:
 
 
 def _ranks(*ends: int) -> _Ranks:
-    """Returns the ranks up to the largest end; no rank stands for others on both sides of an end."""
+    """Selects ranks up to the largest end; no selected rank stands for ranks on both sides of an end."""
     rank, weight = [np.arange(1.0, min(EXACT, max(ends)) + 1)], [np.ones(min(EXACT, max(ends)))]
     for start, stop in pairwise(sorted({EXACT, *(end for end in ends if end > EXACT)})):
         edges = np.geomspace(start + 0.5, stop + 0.5, int(np.ceil(np.log2(stop / start))) + 1)
@@ -48,7 +48,7 @@ def _ranks(*ends: int) -> _Ranks:
 
 
 def unique_ids(draws: np.ndarray, of: Sequence[Zipf]) -> np.ndarray:
-    """Returns the expected number of different ids that draws hit.
+    """Returns the expected number of distinct ids that draws hit.
 
     Args:
         draws: Draws of each feature, `[N, F]`.
@@ -60,10 +60,10 @@ def unique_ids(draws: np.ndarray, of: Sequence[Zipf]) -> np.ndarray:
 
 
 def ids_behind(distinct: int, draws: float, exponent: float, most: int) -> int:
-    """Returns the number of ids for which the draws are expected to hit `distinct` different ones.
+    """Estimates the number of ids: the number for which the draws are expected to hit `distinct` ids.
 
     Args:
-        distinct: Number of different ids seen.
+        distinct: Number of distinct ids seen.
         draws: Number of ids seen.
         exponent: Zipf's exponent.
         most: Largest possible number of ids.

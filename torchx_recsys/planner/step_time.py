@@ -30,8 +30,8 @@ from torchx_recsys.planner.topology import Speeds, Topology, latency
 INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER = "input", "forward", "exchange", "backward", "update", "other"
 PARTS = (INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER)
 PHASES = ("input", "forward", "forward_comms", "backward_comms", "backward")
-LEAST_BYTES = 64  # of a lookup: one cache line
-GRADIENT_BYTES = 4  # of each value
+LEAST_BYTES = 64  # bytes that a lookup reads at least: a cache line
+GRADIENT_BYTES = 4  # bytes of a gradient's value
 MILLISECONDS = 1e-6  # in a nanosecond
 
 
@@ -61,7 +61,7 @@ class _Work:
 
 
 def unique_rows(draws: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the expected number of different rows that uniform draws hit."""
+    """Returns the expected number of distinct rows that uniform draws hit."""
     with np.errstate(divide="ignore"):
         missed = np.log1p(-1.0 / rows)  # minus infinity for a single row
     return np.where(draws > 0, -rows * np.expm1(np.maximum(draws, np.finfo(float).tiny) * missed), 0.0)
@@ -93,7 +93,7 @@ def _work(options: Options, tables: Sequence[Table], topology: Topology) -> _Wor
     )
     hotness = np.array([sum(table.hotness) for table in tables])[options.table]
     ids = samples * hotness / parts
-    # Every row shard has all bags, but most of their ids are elsewhere; each id of a sequence is a bag.
+    # Every row shard has all bags, but most of their ids are on other shards; each id of a sequence is a bag.
     bags = np.where(of["is_pooled"], samples * np.array([len(table.hotness) for table in tables])[options.table], ids)
     row_bytes = options.columns * of["value_bytes"]
     with_weight = np.array([table.weight_bytes > 0 for table in tables])[options.table]
@@ -211,7 +211,7 @@ class StepTime:
         phases: The phases of tables and exchanges.
         by_rank: Time of each rank in each phase, `[R, phases]`.
         dense: Time of the dense part: its products, the bytes of its operations, the all-reduce of its gradients.
-        latency: Time of exchanges, however little is sent.
+        latency: Fixed time of exchanges, independent of their size.
         constant: Time of everything else.
         source: Source of the speeds, as text to print.
     """
@@ -296,7 +296,7 @@ def sent_by_hosts(placed: Sequence[PlannedTable], tables: Sequence[Table], topol
     hotness = [sum(min(1.0, one) if table.is_pooled else one for one in table.hotness) for table in tables]
     summed = np.isin(options.kind, OF_ROWS) & pooled
     ways = zip(*value_bytes(topology, value), strict=True)
-    each = sum(np.where(summed, partial, whole) for whole, partial in ways)  # bytes of a value, forward and backward
+    each = sum(np.where(summed, partial, whole) for whole, partial in ways)  # bytes per value, forward and backward
     size = np.array(hotness) * topology.batch_size * topology.ranks * options.columns * each
     found = np.zeros(topology.ranks)
     for number, table in enumerate(tables):

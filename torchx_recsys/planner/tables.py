@@ -1,4 +1,4 @@
-"""Embedding tables and the dense part of a model, and every way to shard a table.
+"""Embedding tables, the dense part of a model, and all options to shard tables.
 
 An option is a sharding type, a kernel, the columns of a shard, and the cached part of the rows. The options of all
 tables are arrays, so that a thousand tables on a thousand ranks are rated at once.
@@ -39,7 +39,7 @@ class Zipf:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """An embedding table and how it is used.
+    """An embedding table and its use.
 
     Attributes:
         name: Its name.
@@ -87,7 +87,7 @@ class DenseMemory:
         gradients: Gradients of the trained weights, counted from the build on, as a GPU has buckets for them.
         state: State of the optimizers.
         averages: Averages of the weights.
-        activations: The most that a step adds at once: the embeddings that the dense part receives, with their
+        activations: The largest addition of a step: the embeddings that the dense part receives, with their
             gradients, values saved for backward, and temporaries.
         sample: Values of a sample without its ids: dense features, labels, groups, weights.
         build: Temporaries that initialize tables.
@@ -143,12 +143,12 @@ ON_EVERY_RANK = (DATA_PARALLEL, ROW_WISE)
 ON_WHOLE_HOSTS = (TABLE_ROW_WISE, GRID)
 OF_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID)
 OF_COLUMNS = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID)
-NEED_HOSTS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)  # on a single host these equal shorter-named types
+NEED_HOSTS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)  # on a single host these equal simpler types
 
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 DENSE, FUSED, UVM, CACHED = range(len(KERNELS))
 CACHE_FACTORS = (0.05, 0.1, 0.2, 0.4, 0.7)  # parts of a table's rows that the GPU caches; TorchRec's default is 0.2
-LANES = 4  # FBGEMM's kernels take columns in fours
+LANES = 4  # FBGEMM's kernels require multiples of four columns
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Options:
 
 
 def all_options(tables: Sequence[Table], topology: Topology) -> Options:
-    """Returns the options of tables; a table that cannot be sharded as allowed has none."""
+    """Returns the options of all tables; a table that cannot be sharded as allowed has none."""
     found = [(number, *option) for number, table in enumerate(tables) for option in _options(table, topology)]
     table, kind, kernel, columns, cached = (np.array(column) for column in zip(*found, strict=True))
     rows_of_table = np.array([one.rows for one in tables])[table]
@@ -226,7 +226,7 @@ def _widths(table: Table, kind: int, topology: Topology) -> list[int]:
     widths = [one for one in range(LANES, table.columns + 1, LANES) if table.columns % one == 0]
     cut = [columns for columns in widths if table.min_columns <= columns < table.columns]
     if all(KINDS.index(one) in OF_COLUMNS for one in table.kinds):
-        # The same cut on any number of ranks lets a run resume elsewhere with its row-wise state unchanged.
+        # The cut is the same on any number of ranks, so that a run resumes elsewhere with its row-wise state unchanged.
         return cut[:1] or [one for one in widths if one == table.columns]
     return [columns for columns in cut if table.columns // columns <= places(kind, topology)]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 DENSE_FLOPS_PER_SECOND = 19.5e12
 # Bytes moved to exchange, permute and sort an id, and to find the bounds of a bag.
 BYTES_PER_ID, BYTES_PER_BAG = 80, 16
-BYTES_PER_BUCKETED_ID = 32  # counted, then moved; each time read and written
+BYTES_PER_BUCKETED_ID = 32  # ids are counted, then moved; both read and write them
 # Intra-host bandwidths count both directions of a link, as data sheets do.
 DIRECTIONS = 2
 # Bytes per millisecond to nanoseconds per byte.
@@ -38,7 +38,7 @@ class Speeds:
         flop: A floating-point operation of the dense part's matrix products.
         batched_flop: An operation of products of many small matrices, one per sample.
         dense_byte: A byte that an operation of the dense part reads or writes.
-        step: A step without any of these.
+        step: The fixed time of a step.
     """
 
     bag: float
@@ -120,13 +120,13 @@ def cpu_speeds(inter_bandwidth: float) -> Speeds:
     )
 
 
-# The part of the data sheets' rates that is reached by products, memory and links. Published runs give only the time of
-# a step, which does not tell these apart.
+# The fraction of the data sheets' rates that products, memory and links reach: one figure, as published runs give only
+# the time of a step.
 ACHIEVED = 0.51
 # Nanoseconds of the shortest all-reduce: its start, then up and down a tree, a hop for each GPU of a host and for each
 # doubling of the hosts. NCCL chooses its algorithms by these figures (baseLat and hwLat in its src/graph/tuning.cc).
 START, HOP_IN_HOST, HOP_BETWEEN_HOSTS = 4_400.0, 520.0, 5_000.0
-EXCHANGES = 4  # in a step: ids, embeddings, their gradients, gradients of the dense part
+EXCHANGES = 4  # exchanges in a step: ids, embeddings, their gradients, gradients of the dense part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def speeds_of(system: System, data_sheet: Speeds) -> Speeds:
 
 
 def latency(per_host: int, hosts: int) -> float:
-    """Returns the nanoseconds of a step's exchanges, however little is sent."""
+    """Returns the fixed nanoseconds of a step's exchanges, independent of their size."""
     if per_host * hosts == 1:
         return 0.0
     hops = (per_host - 1) * HOP_IN_HOST + (hosts.bit_length() - 1) * HOP_BETWEEN_HOSTS

@@ -1,1 +1,1 @@
-"""Sweeps: trials of a configuration with other values, as jobs, found by Optuna; the command `torchx sweep`."""
+"""Sweeps: jobs that try values of a configuration, chosen by Optuna; the command `torchx sweep`."""

@@ -1,4 +1,4 @@
-"""What the commands of `torchx sweep` do."""
+"""The actions of the command `torchx sweep`."""
 
 import argparse
 import fcntl
@@ -30,7 +30,7 @@ STATES = {TrialState.COMPLETE: "done", TrialState.PRUNED: "stopped early", Trial
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs trials, or shows the request of the first."""
+    """Runs trials, or shows the request of the first trial in a dry run."""
     check_sections(get_scheduler_factories())
     sweep = read_sweep(args.file)
     with get_runner(component_defaults=load_sections(prefix="component")) as runner:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _alone(sweep: Sweep) -> Iterator[None]:
-    """Refuses a second `torchx sweep run` of the same directory, which would begin trials twice."""
+    """Refuses a second `torchx sweep run` in the same directory, which would begin trials twice."""
     folder = Path(sweep.settings.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _finish(args: argparse.Namespace, sweep: Sweep, study: Study) -> None:
 
 
 def _saved(study: Study) -> str:
-    """Returns how many steps were trained, beside those of trials that are all trained to their end."""
+    """Describes how many steps were trained, compared with training all trials to their end."""
     steps = [trial.last_step or 0 for trial in study.trials if trial.state != TrialState.FAIL]
     whole = max((trial.last_step or 0 for trial in study.trials if trial.state == TrialState.COMPLETE), default=0)
     if not whole:
@@ -109,7 +109,7 @@ def _saved(study: Study) -> str:
 
 
 def _rows(sweep: Sweep, study: Study) -> tuple[list[str], list[list[str]]]:
-    """Returns the table of trials, from the best."""
+    """Returns the rows of the table of trials, the best first."""
     keys = [*sweep.dimensions]
     trials = study.ranked()
     jobs = _record(sweep).newest({name_of(trial) for trial in trials})
@@ -128,7 +128,7 @@ def _rows(sweep: Sweep, study: Study) -> tuple[list[str], list[list[str]]]:
 
 
 def _print_table(headers: list[str], rows: list[list[str]], study: Study) -> None:
-    """Prints the table of trials, and below it why some have failed."""
+    """Prints the table of trials, and below it the reasons of failures."""
     print(tabulate(rows, headers, disable_numparse=True))
     reasons: dict[str, list[str]] = {}
     for trial in study.trials:
@@ -146,7 +146,7 @@ def status(args: argparse.Namespace) -> None:
 
 
 def cancel(args: argparse.Namespace) -> None:
-    """Ends the jobs of all trials, and the sweep."""
+    """Cancels the jobs of all trials, and the sweep."""
     sweep = _begun(args.file)
     with get_runner() as runner:
         count = _course(sweep, Study(sweep), runner).cancel()

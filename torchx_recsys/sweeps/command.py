@@ -1,4 +1,4 @@
-"""The command `torchx sweep`: its command line. TorchX imports it for each of its commands, so it imports little."""
+"""The command line of `torchx sweep`. TorchX imports this file for each of its commands, so it imports little."""
 
 import argparse
 import logging
@@ -32,8 +32,8 @@ class SweepCommand(SubCommand):
 
     def run(self, args: argparse.Namespace) -> None:
         """Runs one of the commands."""
-        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs every request
-        find_own_first()  # a metric of the user's own may be the aim
+        logging.getLogger("torchx.runner").setLevel(logging.WARNING)  # it logs a line for each request
+        find_own_first()  # the aim may be a metric of the user's own
         with errors_in_one_line("torchx sweep"):
             try:
                 from torchx_recsys.sweeps import actions

@@ -1,4 +1,4 @@
-"""A sweep file: a component, a space of values for keys of its configuration, and an aim, in TOML."""
+"""A sweep file in TOML: a component, a space of values for keys of its configuration, and an aim."""
 
 import tomllib
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class Dimension:
     Attributes:
         key: The key, with dots.
         distribution: Optuna's form.
-        words: The words of each value of a list, by the text that Optuna keeps of it.
+        words: The command line's words for each value of a list, by the text that Optuna stores.
     """
 
     key: str
@@ -96,7 +96,7 @@ class Dimension:
 
     @property
     def ends(self) -> list[Value]:
-        """The values that must be allowed so that all are: the two ends, or the whole list."""
+        """The values to check so that all are checked: both ends of a range, or the whole list."""
         if isinstance(self.distribution, FloatDistribution | IntDistribution):
             return [self.distribution.low, self.distribution.high]
         return [*self.words]
@@ -104,7 +104,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that can be run.
+    """A checked sweep.
 
     Attributes:
         source: The name of its file, for messages.
@@ -134,13 +134,13 @@ class Sweep:
 
     @property
     def trials(self) -> int:
-        """Most trials: a grid has no more than its combinations."""
+        """The number of trials; for a grid at most the number of combinations."""
         if self.settings.sampler != "grid":
             return self.settings.trials
         return min(self.settings.trials, prod(len(one.words) for one in self.dimensions.values()))
 
     def flags(self, values: Mapping[str, Value]) -> list[str]:
-        """Returns the words that set keys of the configuration to values."""
+        """Returns the words of a command line that set keys of the configuration to values."""
         return [*chain(*(self.dimensions[key].flag(value) for key, value in values.items()))]
 
     def run_directory(self, number: int) -> str:
@@ -207,8 +207,8 @@ def _checked(settings: SweepSection, source: str) -> Sweep:
                 raise InputError(f"space.{key}: sampler is 'grid', which takes lists of values; write a list")
     signature = Signature.of(settings.component, "", {})
     _last_argument(signature)
-    signature.words(settings.arguments | {"out": settings.out})  # all names and types are right
-    # With a value of each key: others may need one, as weight_decay_mode = "l2" needs a weight_decay.
+    signature.words(settings.arguments | {"out": settings.out})  # checks all names and types
+    # With a value for each key, as one key may need another: weight_decay_mode = "l2" needs a weight_decay.
     first = {key: dimension.ends[0] for key, dimension in dimensions.items()}
     config = _configured(settings, signature, [*chain(*(dimensions[key].flag(value) for key, value in first.items()))])
     sweep = Sweep(source, settings, signature, dimensions, config, _direction(settings, config))
@@ -224,7 +224,7 @@ def _checked(settings: SweepSection, source: str) -> Sweep:
 
 
 def _leaves(tree: Tree, above: str = "") -> list[tuple[str, Any]]:
-    """Returns the keys of a space with their values: TOML makes tables of keys with dots."""
+    """Returns the keys of a space with their values; flattens the tables that TOML makes of dotted keys."""
     found = []
     for name, value in tree.items():
         key = f"{above}{name}"
@@ -255,7 +255,7 @@ def _dimension(key: str, value: Any) -> Dimension:
 
 
 def _choice(value: Any) -> tuple[Value, list[str]]:
-    """Returns what Optuna keeps of a value, and the value's words on a command line."""
+    """Returns the text that Optuna stores for a value, and the value's words on a command line."""
     if isinstance(value, list):
         words = [str(each) for each in value]
         return " ".join(words), words
@@ -274,7 +274,7 @@ def _direction(settings: SweepSection, config: Config) -> bool:
 
 
 def _last_argument(signature: Signature) -> str:
-    """Returns the argument of a component that takes what follows `--`."""
+    """Returns the argument of a component that takes the words after `--`."""
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL and {"config", "out"} <= signature.parameters.keys():
             return name
@@ -284,7 +284,7 @@ def _last_argument(signature: Signature) -> str:
 
 
 def _configured(settings: SweepSection, signature: Signature, flags: list[str]) -> Config:
-    """Returns the configuration that the file names, with what the file gives after `--`, and with flags."""
+    """Returns the configuration that the file names, changed by the file's words after `--` and by flags."""
 
     def train(config: Config) -> None:
         """Takes a configuration, as the trainer does."""

@@ -1,4 +1,4 @@
-"""The page of a sweep: its best trials, and Optuna's own drawings, in one file that needs no network."""
+"""The page of a sweep: its best trials and Optuna's own plots, in a single file that works without a network."""
 
 import html
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from plotly.graph_objects import Figure
 
 from torchx_recsys.sweeps.study import Study
 
-LEAST_FOR_IMPORTANCE = 10  # trials; of fewer, importances are noise
+LEAST_FOR_IMPORTANCE = 10  # minimum number of trials: with fewer, importances are noise
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 1rem; color: #1b1f24 }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
@@ -57,7 +57,7 @@ def _figures(study: Study, aim: str) -> list[tuple[str, str]]:
         ("Values and what came of them", plot_parallel_coordinate(study.optuna, target=_value, target_name=aim)),
     ]
     if len(done) >= LEAST_FOR_IMPORTANCE:
-        # The default needs scikit-learn. Without a target, this one knows the direction of the study.
+        # The default evaluator needs scikit-learn. Without a target, this one uses the direction of the study.
         importance = plot_param_importances(study.optuna, evaluator=PedAnovaImportanceEvaluator(), target_name=aim)
         figures.append(("Importance of each key", importance))
     texts = [_html(figure, with_code=not number) for number, (_, figure) in enumerate(figures)]

@@ -1,6 +1,6 @@
-"""Optuna's side of a sweep: it chooses values and stops trials early, and its journal is the sweep's memory.
+"""Optuna's part of a sweep: it chooses values, stops trials early, and stores the sweep in its journal.
 
-Optuna is asked and told; its own loop would run trials as functions of this process, and lose them with it.
+Uses Optuna's ask-and-tell interface: its own loop would run trials as functions of this process, and lose them with it.
 """
 
 import fcntl
@@ -25,10 +25,10 @@ STOPPED_EARLY, WHY = "stopped_early", "why"
 
 
 class _JournalLock(JournalFileOpenLock):
-    """The lock of the journal, the kernel's, which does not outlive a process.
+    """A lock of the journal by the kernel, which does not outlive its process.
 
-    Optuna's own is a file. One that a killed process left would hold up the next for half a minute, and for ever if the
-    journal has a relative path (optuna 5.0).
+    Optuna's own lock is a file. Left by a killed process, it would block the next one for half a minute, and forever
+    if the journal has a relative path (optuna 5.0).
     """
 
     def __init__(self, file: str) -> None:
@@ -37,19 +37,19 @@ class _JournalLock(JournalFileOpenLock):
         self._held: IO[str] | None = None
 
     def acquire(self) -> bool:
-        """Waits for the lock and takes it."""
+        """Acquires the lock, waiting if necessary."""
         self._held = open(self._file, "w")  # noqa: SIM115  held beyond this call
         fcntl.flock(self._held, fcntl.LOCK_EX)
         return True
 
     def release(self) -> None:
-        """Gives it back."""
+        """Releases the lock."""
         if self._held:
             self._held.close()
 
 
 def drop_torn_line(sweep: Sweep) -> None:
-    """Drops the end of a line that a killed process wrote last, after which Optuna could read nothing that follows."""
+    """Removes the partial last line of a killed process, behind which Optuna could read nothing."""
     file = Path(sweep.settings.out, JOURNAL)
     if file.exists():
         with file.open("rb+") as journal:
@@ -122,13 +122,13 @@ class Study:
     def ask(self) -> FrozenTrial:
         """Begins a trial with values that Optuna chooses."""
         number = len(self.trials)
-        # Made anew for each trial: a sampler with a seed that is made once begins its row again after a restart.
+        # A new sampler for each trial: a single one with a seed would repeat its sequence after a restart.
         self.optuna.sampler = _sampler(self._sweep, number)
         trial = self.optuna.ask({key: one.distribution for key, one in self._sweep.dimensions.items()})
         return self.trials[trial.number]
 
     def report(self, trial: FrozenTrial, values: Mapping[int, float]) -> bool:
-        """Adds what a trial has reached by step; returns whether it should be stopped early."""
+        """Reports the values of a trial by step; returns whether to stop it early."""
         live = Trial(self.optuna, trial._trial_id)
         stop = False
         for step, value in sorted(values.items()):
@@ -138,16 +138,16 @@ class Study:
         return stop
 
     def note(self, trial: FrozenTrial, key: str, value: Value) -> None:
-        """Keeps something about a trial."""
+        """Stores an attribute of a trial."""
         Trial(self.optuna, trial._trial_id).set_user_attr(key, value)
 
     def end(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
         """Ends a trial."""
-        self.optuna.sampler = RandomSampler()  # a GridSampler would stop Optuna's own loop, which does not run
+        self.optuna.sampler = RandomSampler()  # not GridSampler, which would stop Optuna's own loop, but none runs
         self.optuna.tell(trial.number, value if state == TrialState.COMPLETE else None, state)
 
     def best(self) -> FrozenTrial | None:
-        """Returns the best trial that trained to its end; None without one."""
+        """Returns the best trial that trained to its end; None if there is none."""
         done = [trial for trial in self.trials if trial.state == TrialState.COMPLETE and trial.value is not None]
         return max(done, key=self._merit, default=None)
 
@@ -156,7 +156,7 @@ class Study:
         return float("-inf") if value is None else value if self._sweep.higher else -value
 
     def ranked(self) -> list[FrozenTrial]:
-        """Returns all trials: first the complete ones from the best, then the others by their last value."""
+        """Returns all trials: finished trials from the best, then the others by their last value."""
         states = [TrialState.COMPLETE, TrialState.RUNNING, TrialState.PRUNED]
 
         def place(trial: FrozenTrial) -> tuple[int, float]:
@@ -166,7 +166,7 @@ class Study:
 
 
 def last_value(trial: FrozenTrial) -> float | None:
-    """Returns what a trial has reached so far; None before its first evaluation."""
+    """Returns the latest value of a trial; None before its first evaluation."""
     return trial.intermediate_values[trial.last_step] if trial.last_step is not None else None
 
 
@@ -177,7 +177,7 @@ def _sampler(sweep: Sweep, number: int) -> BaseSampler:
             return GridSampler({key: [*one.words] for key, one in sweep.dimensions.items()}, seed=sweep.settings.seed)
         case "random":
             return RandomSampler(seed=seed)
-    # Without constant_liar, trials that run at the same time would be near each other.
+    # Without constant_liar, concurrent trials would have similar values.
     return TPESampler(seed=seed, constant_liar=True)
 
 

@@ -1,7 +1,7 @@
-"""The course of a sweep: trials begin as jobs, report what they reach, are stopped early, and end.
+"""Runs a sweep: begins trials as jobs, follows their values, and stops or ends them.
 
-All that is known is in Optuna's journal and in the notes of submissions. So whatever is killed, the same command goes
-on: running jobs are followed, and failed jobs are submitted again and resume from their checkpoints.
+All state is in Optuna's journal and in the notes of submissions. Whatever is killed, the same command therefore
+continues: it follows running jobs, and submits failed jobs again, which resume from their checkpoints.
 """
 
 import time
@@ -26,26 +26,26 @@ from trainer.core.outcome import is_wrong_input
 from trainer.core.run_directory import RunDirectory
 
 POLL_SECONDS = 2
-# A trial whose job fails is submitted again this often; its scheduler may restart it besides (max_retries).
+# How often the job of a trial is submitted again after a failure, besides restarts by its scheduler (max_retries).
 MOST_SUBMISSIONS = 3
-# A sweep whose first trials all fail would spend its whole budget on one mistake.
+# A sweep ends if this many first trials all fail, instead of spending its whole budget on one mistake.
 FAILED_AT_FIRST = 3
 
 
 @dataclass
 class Course:
-    """A sweep on its way.
+    """A sweep in progress.
 
     Attributes:
         sweep: The sweep.
         study: Its trials.
         jobs: Their jobs.
         say: Prints a line.
-        seen: Names of the trials whose jobs this process has submitted, or found active. If one is cancelled, somebody
-            wants it gone; one that was cancelled before goes on.
-        refusals: How often this process could not submit each of them.
+        seen: Names of the trials whose jobs this process has submitted, or found active. If such a job is cancelled,
+            its trial ends; the trial of a job cancelled earlier continues.
+        refusals: How often this process failed to submit each trial.
         waiting: Names of the trials for which there was no room on the cluster.
-        next_attempt: When a job is submitted next, by the monotonic clock, if there was no room for one.
+        next_attempt: The monotonic time of the next submission, if there was no room for a job.
     """
 
     sweep: Sweep
@@ -75,11 +75,11 @@ class Course:
             if not self.study.running():
                 return True
             time.sleep(POLL_SECONDS)
-        self.cancel()  # jobs that began meanwhile
+        self.cancel()  # ends jobs that began meanwhile
         return False
 
     def cancel(self) -> int:
-        """Ends the jobs of all trials that run, and whoever follows them; returns how many. `run` goes on with them."""
+        """Ends the jobs of running trials, and any process that follows them; returns how many. `run` resumes them."""
         self.study.cancelled = True
         looks = self.jobs.looks({name_of(trial) for trial in self.study.running()})
         active = [look for look in looks.values() if look.is_active]
@@ -111,10 +111,10 @@ class Course:
         self.say(f"trial {trial.number:3}  begins {again}  {handle}")
 
     def _wait(self, trial: FrozenTrial, error: SchedulerError) -> None:
-        """Leaves a trial for later that could not be submitted: it has not failed.
+        """Postpones a trial that could not be submitted; it does not count as failed.
 
         Raises:
-            InputError: It was refused too often.
+            InputError: The trial was refused too often.
         """
         name = name_of(trial)
         if isinstance(error, NoRoom):
@@ -132,13 +132,13 @@ class Course:
         self.say(f"trial {trial.number:3}  not submitted yet: {error}")
 
     def _follow(self, trial: FrozenTrial, look: Look, target: Target) -> None:
-        """Reports what a trial has reached, and stops it early, ends it or begins it again."""
+        """Reports the values of a trial, and stops, ends or restarts it."""
         reached = self._evaluations(trial)
         stop = self.study.report(trial, reached)
         if look.state == AppState.SUCCEEDED:
             self._finish(trial, reached)
         elif STOPPED_EARLY in trial.user_attrs:
-            if look.is_active:  # this process was killed before it had cancelled the job
+            if look.is_active:  # an earlier process was killed before it cancelled the job
                 self.jobs.cancel(look)
             else:
                 self._end(trial, TrialState.PRUNED, f"stopped early at step {max(reached)}, {self._shown(reached)}")
@@ -171,9 +171,9 @@ class Course:
         return f"{self.sweep.aim} {reached[max(reached)]:.5f}"
 
     def _evaluations(self, trial: FrozenTrial) -> dict[int, float]:
-        """Returns the aim by step, as the trial's run has evaluated it so far.
+        """Returns the values of the aim by step in the trial's run so far.
 
-        If the run keeps the best checkpoint by the aim, that is the trial's result: then the best up to each step.
+        If the run keeps its best checkpoint by the aim, that is the trial's result: then the best value by each step.
         """
         lines = RunDirectory(self.sweep.run_directory(trial.number)).read_records("evaluations.jsonl")
         found = {line["step"]: line.get(self.sweep.aim) for line in lines if line["split"] == "validation"}
@@ -191,7 +191,7 @@ class Course:
 
 
 def _hopeless(look: Look) -> str:
-    """Returns why a job that failed, or is gone, is not submitted again; empty if it is."""
+    """Returns the reason not to submit a failed or lost job again; empty to submit it."""
     message = look.status.msg if look.status else "gone"
     if look.number < MOST_SUBMISSIONS and not is_wrong_input(message):
         return ""
@@ -204,7 +204,7 @@ def name_of(trial: FrozenTrial) -> str:
 
 
 def values_of(trial: FrozenTrial) -> str:
-    """Returns the values of a trial in words."""
+    """Describes the values of a trial."""
     return "  ".join(f"{key}={shown(value)}" for key, value in trial.params.items())
 
 

@@ -72,7 +72,7 @@ def train(case: Case) -> float:
 
 
 def outputs_of(pipeline: TrainPipelineSparseDist, rows: list[torch.Tensor], case: Case) -> list:
-    """Sends rows through the pipeline in batches, and returns what it returns of each."""
+    """Sends rows through the pipeline in batches, and returns the outputs."""
     batches = (batch_of(rows, start, case) for start in range(0, len(rows[2]), case.batch))
     outputs = []
     while True:

@@ -68,7 +68,7 @@ def check_users(checked: Checked) -> Iterator[Finding]:
 
     The split is probably meant to be by user. Users in both splits make metrics too good.
     """
-    if not checked.first.is_whole:  # a sample lacks some users
+    if not checked.first.is_whole:  # a sample of rows lacks users that the split has
         return
     for profile in checked.of(checked.config.groups):
         for measured in profile.measured[1:]:

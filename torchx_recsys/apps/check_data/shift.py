@@ -37,7 +37,7 @@ def measure_shift(key: str, parts: Sequence[Sequence[str]], data: DataConfig, ro
     Numbers are compared by tenths of their values, ids by tenths of their occurrences.
 
     Args:
-        key: The key or flag that requires it, for messages.
+        key: The key or flag that requests it, for messages.
         parts: Files, globs or directories of each part.
         data: Names the reader, the features and the labels.
         rows: Rows of the sample of each part.

@@ -23,7 +23,7 @@ MOST = 0.5  # limit on the bytes of a chain's changes, as a fraction of its whol
 
 
 class WholeExportError(ValueError):
-    """An export has to stay whole; the message has the reason."""
+    """An export has to stay whole; the message is the reason."""
 
 
 @dataclass(frozen=True)

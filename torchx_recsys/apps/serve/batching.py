@@ -39,7 +39,7 @@ class Batcher:
         samples: Most samples of a batch, unless a single request has more.
 
     Attributes:
-        model: The model for new requests. Waiting requests are computed by the model that read their columns.
+        model: The model for new requests. A waiting request keeps its model, with any changes applied meanwhile.
     """
 
     def __init__(self, model: Model, wait_seconds: float, samples: int) -> None:

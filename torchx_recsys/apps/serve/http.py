@@ -112,7 +112,7 @@ def _answer(outputs: dict[str, Tensor]) -> Answer:
 
 
 def _check_finite(outputs: dict[str, Tensor]) -> None:
-    """Refuses samples for which the model computes NaN or infinity: JSON has neither, and they are no predictions."""
+    """Refuses samples for which the model computes NaN or infinity, which JSON cannot hold."""
     for name, output in outputs.items():
         if not (good := output.isfinite()).all():
             row, *_ = (~good).nonzero()[0].tolist()

@@ -78,7 +78,7 @@ def vocabulary(
             reads the files by itself.
         reader: Format of the files, as in data.reader. csv and tsv need a configuration instead. Unset: by their names,
             or first bytes.
-        types_from: Configuration file, or name of a ready-made one, whose data section defines how the files are read.
+        types_from: Configuration file, or name of a preset, whose data section describes the files.
         overwrite: Replace vocabularies that exist; runs and exports that use them need the old ones.
 
     Returns:
@@ -186,7 +186,7 @@ def _check_arguments(
 
 
 def _config(reader: str, types_from: str | None) -> DataConfig:
-    """Returns the data section that defines how the files are read."""
+    """Returns the data section that describes the files."""
     if not types_from and reader in CSV_READERS:
         raise InputError(
             f"--reader is '{reader}', whose columns need types; name the configuration that has them with --types-from"

@@ -13,13 +13,11 @@ from torchx_recsys.planner.topology import Topology
 
 INT, FLOAT = 4, 4  # bytes of an id, and of an embedding's value, for any precision of the table
 STATE_BYTES = 4  # bytes of a value of a state or an average, for any precision of the table
-CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT = (
-    4,
-    16,
-)  # bytes of the map of rows, and of an id and a time, in FBGEMM's cache
+# Bytes of the map of rows, and of an id with its time, in FBGEMM's cache.
+CACHE_BYTES_PER_ROW, CACHE_BYTES_PER_SLOT = 4, 16
 # Copies of a shard's ids at once: received for this batch, received for the next batch, and two for the lookup.
 COPIES_OF_IDS = 4
-SENT, SENT_ON_GPU = 2, 2  # copies of pooled embeddings: the lookup's output, and the send buffer
+SENT = 2  # copies of pooled embeddings: the lookup's output, and the send buffer
 PLAIN_COPIES, STATE_COPIES = 4, 2  # copies of touched rows in an update by plain operations, and of their state
 PLAIN_SORTED_IDS = 24  # bytes of an id in such an update, with its place
 AVERAGED_COPIES = 5  # copies of touched rows while their averages are updated

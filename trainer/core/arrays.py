@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def places_in_groups(sizes: np.ndarray) -> np.ndarray:
     """Returns 0, 1, 2, ... for each group, `[sum of sizes]` int64, given the sizes of the groups, `[N]`."""
     return np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def mix(ids: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from jobs import config
 from trainer_process import Gate, Training, committed
 
 from trainer.extensions.page.recorded import Run
-from trainer.pages.charts import MOST_POINTS, draw_charts
+from trainer.pages.charts import MOST_POINTS, draw_chart
 from trainer.pages.figures import Lines
 
 TITLES = ("Metrics", "Curves", "Starts", "Checkpoints", "Plan", "Environment", "Configuration")
@@ -139,7 +139,7 @@ def test_an_interval_that_is_cut_short_is_no_spike(steps, kept):
 def test_a_long_curve_keeps_its_spikes_and_its_ends():
     steps = [*range(1, 50_001)]
     values = [float(step == 31_416) for step in steps]
-    mine = chart_of(draw_charts([Lines("loss", "", {"mine": (steps, values)})]), "loss")[0]["mine"]
+    mine = chart_of(draw_chart(Lines("loss", "", {"mine": (steps, values)})), "loss")[0]["mine"]
     assert len(mine["x"]) <= MOST_POINTS
     assert [x for x, y in zip(mine["x"], mine["y"], strict=True) if y] == [31_416]
     assert mine["x"][0] == pytest.approx(0, abs=100)

@@ -22,7 +22,7 @@ setTimeout(() => {
 }, 500);
 </script>"""  # how wide everything is; then the pointer is in the middle of the first chart
 HEIGHT = 2400
-NEEDS = re.compile(r"<script[^>]+src|<link|<img|src=|href=|url\(|@import")
+NEEDS = re.compile(r"<script[^>]+src|<link|<img|src=|href=(?!.#)|url\(|@import")
 """What a page would load from elsewhere."""
 
 with_a_browser = pytest.mark.skipif(

@@ -8,7 +8,7 @@ Without JavaScript a chart is its title and its key, which has the last and the 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -21,10 +21,6 @@ from trainer.pages.figures import Curve, Lines, colors_of, number_in_words
 MOST_POINTS = 1000  # largest number of points in a curve
 LEVELS = ("#7a828b", "#b0893d", "#8e5bb5", "#4f9a76", "#b5605f", "#3d8fb0")
 STYLE = """
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 14px }
-figure.chart { margin: 0; padding: 10px 12px; border: 1px solid #e3e6ea; border-radius: 8px; min-width: 0 }
-figure.chart h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
-figure.chart p { color: #5b6570; font-size: 13px; line-height: 1.35; margin: 0 0 6px }
 .plot { min-height: 210px } @media (scripting: none) { .plot { display: none } }
 figure.chart ul { list-style: none; display: flex; flex-wrap: wrap; gap: 0 14px; margin: 4px 0 0; padding: 0;
   font-size: 13px }
@@ -39,35 +35,8 @@ figure.chart b { font-weight: 600; font-variant-numeric: tabular-nums }
 """
 
 
-def draw_charts(charts: Iterable[Lines]) -> str:
-    """Returns charts beside each other, as many in a row as there is room for; empty without charts."""
-    drawn = "\n".join(map(_draw, charts))
-    return f'<div class="charts">{drawn}</div>' if drawn else ""
-
-
-@cache
-def code() -> str:
-    """Returns the scripts of a page with charts."""
-    return f"{_read('uplot/uPlot.iife.min.js')}\n{_read('charts.js')}"
-
-
-@cache
-def style() -> str:
-    """Returns the style of a page with charts."""
-    return _read("uplot/uPlot.min.css") + STYLE
-
-
-@cache
-def digest() -> str:
-    """Returns the hash of `code` that a Content-Security-Policy allows."""
-    return base64.b64encode(hashlib.sha256(code().encode()).digest()).decode()
-
-
-def _read(name: str) -> str:
-    return files("trainer.pages").joinpath(name).read_text("utf-8")
-
-
-def _draw(chart: Lines) -> str:
+def draw_chart(chart: Lines) -> str:
+    """Returns a chart with its title and its key."""
     colors = colors_of(chart)
     levels = [
         {"name": name, "value": value, "color": LEVELS[place % len(LEVELS)]}
@@ -91,9 +60,31 @@ def _draw(chart: Lines) -> str:
     ]
     remark = f"<p>{escape(chart.remark)}</p>" if chart.remark else ""
     return (
-        f'<figure class="chart"><h3>{escape(chart.title)}</h3>{remark}<div class="plot"></div>'
+        f'<figure class="chart card"><h3>{escape(chart.title)}</h3>{remark}<div class="plot"></div>'
         f'<script type="application/json">{data}</script><ul>{"".join(keys)}</ul></figure>'
     )
+
+
+@cache
+def code() -> str:
+    """Returns the scripts of a page with charts."""
+    return f"{_read('uplot/uPlot.iife.min.js')}\n{_read('charts.js')}"
+
+
+@cache
+def style() -> str:
+    """Returns the style of a page with charts."""
+    return _read("uplot/uPlot.min.css") + STYLE
+
+
+@cache
+def digest() -> str:
+    """Returns the hash of `code` that a Content-Security-Policy allows."""
+    return base64.b64encode(hashlib.sha256(code().encode()).digest()).decode()
+
+
+def _read(name: str) -> str:
+    return files("trainer.pages").joinpath(name).read_text("utf-8")
 
 
 def _series(name: str, chart: Lines, color: str) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 Words stand beside the SVG, so that they do not scale with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from trainer.pages import charts
-from trainer.pages.figures import Figure, Lying, Stacked, colors_of, has_key, number_in_words
+from trainer.pages.figures import Figure, Lines, Lying, Stacked, colors_of, has_key, number_in_words
 
 WIDTH, HEIGHT = 1000, 200
 STYLE = """
@@ -20,14 +20,18 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt {
 th, td { text-align: left; padding: 4px 20px 4px 0; border-bottom: 1px solid #e3e6ea; vertical-align: top }
 td { white-space: nowrap } td.number { text-align: right; font-variant-numeric: tabular-nums }
 td li { white-space: normal; min-width: 240px }
-summary { cursor: pointer; color: #1f6fb4 } p.note { color: #5b6570 }
+a, summary { color: #1f6fb4 } summary { cursor: pointer } p.note { color: #5b6570 }
 dl.facts { grid-template-columns: repeat(auto-fill, minmax(min(190px, 100%), 1fr)); gap: 10px 18px; margin: 14px 0 0;
   padding: 14px 16px; background: #f6f7f9; border-radius: 8px }
 dl.facts dd { font-weight: 600; overflow-wrap: anywhere } dl.facts dt { font-size: 13px; margin: 0 }
 .wide th:first-child, .wide td:first-child { position: sticky; left: 0; background: #fff; z-index: 1 }
 @media (max-width: 600px) { dl { grid-template-columns: 1fr } dt { margin-top: 8px }
   dl.facts { grid-template-columns: 1fr 1fr }
-  .wide td:first-child { max-width: 40vw; white-space: normal; overflow-wrap: anywhere } }
+  .wide td:first-child { min-width: 34vw; max-width: 45vw; white-space: normal; overflow-wrap: anywhere } }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 14px }
+figure.card { margin: 0; padding: 10px 12px; border: 1px solid #e3e6ea; border-radius: 8px; min-width: 0 }
+figure.card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
+figure.card p { color: #5b6570; font-size: 13px; line-height: 1.35; margin: 0 0 6px }
 svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
 .ends { display: flex; justify-content: space-between; color: #5b6570; font-size: 13px }
 .bars { display: grid; grid-template-columns: minmax(80px, 22%) 1fr minmax(86px, max-content); gap: 3px 10px;
@@ -41,7 +45,7 @@ svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid
 def whole_page(title: str, parts: Sequence[str]) -> str:
     """Returns a page in the style of all pages, which loads nothing and runs no script but that of the charts."""
     body = "\n".join(parts)
-    has_charts = '<figure class="chart">' in body
+    has_charts = '<figure class="chart card">' in body
     allowed = f"script-src 'sha256-{charts.digest()}'; " if has_charts else ""
     script = f"\n<script>{charts.code()}</script>" if has_charts else ""
     return (
@@ -86,13 +90,23 @@ def draw_figures(title: str, remark: str, figures: Sequence[Figure]) -> str:
 
 def draw_figure(figure: Figure) -> str:
     """Returns a figure of bars with its title and its key."""
-    match figure:
-        case Stacked():
-            drawn = _stacked(figure)
-        case Lying():
-            drawn = _lying(figure)
-    head = f"<h2>{escape(figure.title)}</h2><p>{escape(figure.remark)}</p>"
-    return "\n".join([head, *([_key(figure)] if has_key(figure) else []), drawn])
+    return f"<h2>{escape(figure.title)}</h2><p>{escape(figure.remark)}</p>\n{_bars(figure)}"
+
+
+def draw_cards(figures: Iterable[Figure | Lines]) -> str:
+    """Returns figures beside each other, as many in a row as there is room for; empty without figures."""
+    drawn = "\n".join(
+        charts.draw_chart(one)
+        if isinstance(one, Lines)
+        else f'<figure class="card"><h3>{escape(one.title)}</h3><p>{escape(one.remark)}</p>{_bars(one)}</figure>'
+        for one in figures
+    )
+    return f'<div class="cards">{drawn}</div>' if drawn else ""
+
+
+def _bars(figure: Figure) -> str:
+    drawn = _stacked(figure) if isinstance(figure, Stacked) else _lying(figure)
+    return f"{_key(figure)}\n{drawn}" if has_key(figure) else drawn
 
 
 def _key(figure: Figure) -> str:

@@ -22,9 +22,8 @@ from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
-from trainer.pages.charts import draw_charts
 from trainer.pages.figures import Lines
-from trainer.pages.html import draw_table, whole_page
+from trainer.pages.html import draw_cards, draw_table, whole_page
 from trainer.pages.segments import Table, segments_table
 
 PAGE = "segments.html"
@@ -83,7 +82,7 @@ def segments(config: Config, out: str, to: str | None = None, static: str | None
 def _page(watched: Watched) -> str:
     tables = [draw_table(title, rows) for title, rows in _tables(watched).items() if len(rows) > 1]
     title = f"Segments of {watched.name}"
-    return whole_page(title, [f"<h1>{escape(title)}</h1>", tables[0], draw_charts(_figures(watched)), *tables[1:]])
+    return whole_page(title, [f"<h1>{escape(title)}</h1>", tables[0], draw_cards(_figures(watched)), *tables[1:]])
 
 
 def _tables(watched: Watched) -> dict[str, Table]:

@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 
 from trainer.extensions.page.recorded import REPORTED, Run, is_better_higher, shared_baselines
-from trainer.pages.charts import draw_charts
 from trainer.pages.figures import Curve, Lines, number_in_words
+from trainer.pages.html import draw_cards
 from trainer.pages.segments import union
 
 REMARKS = {
@@ -27,7 +27,7 @@ def draw_curves(runs: Sequence[Run]) -> str:
     """Returns the charts of runs, and names what is constant and therefore not drawn."""
     charts = curves(runs)
     constant = [chart for chart in charts if _is_constant(chart)]
-    drawn = draw_charts(chart for chart in charts if chart not in constant)
+    drawn = draw_cards(chart for chart in charts if chart not in constant)
     if not constant:
         return drawn
     words = ", ".join(f"{chart.title} {_values(chart)}" for chart in constant)

@@ -36,6 +36,13 @@
     return [chart.lowest ?? low - margin, high + margin];
   }
 
+  // Points at the ends of an axis need room beside them; choices of a key are numbered from 0.
+  function room(chart) {
+    if (chart.drawn !== "points" || chart.log) return {};
+    if (chart.names.length) return { range: [-0.5, chart.names.length - 0.5] };
+    return { range: (_, low, high) => [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)] };
+  }
+
   function series(chart) {
     const paths = chart.drawn === "steps" ? uPlot.paths.stepped({ align: 1 })
       : chart.drawn === "points" ? () => null : uPlot.paths.linear();
@@ -96,14 +103,21 @@
     return { ready: [ready], setCursor: [show] };
   }
 
+  // Points of several series over all their places; uPlot.join would keep one of the points with equal x.
+  function scatter(series) {
+    const points = series.flatMap((one, of) => one.x.map((x, place) => [x, of, one.y[place]])).sort((a, b) => a[0] - b[0]);
+    return [points.map(([x]) => x), ...series.map((_, of) => points.map((point) => point[1] === of ? point[2] : null))];
+  }
+
   function draw(figure) {
     const chart = JSON.parse(figure.querySelector("script").textContent), place = figure.querySelector(".plot");
-    const joined = uPlot.join(chart.series.map((one) => [one.x, one.y]));
+    const isScatter = chart.drawn === "points";
+    const joined = isScatter ? scatter(chart.series) : uPlot.join(chart.series.map((one) => [one.x, one.y]));
     const levels = chart.levels.map(({ value }) => joined[0].map(() => value));
-    const nearest = { hover: { skip: [null, undefined] }, drag: { x: true, y: false }, points: { size: 7 } };
+    const nearest = { hover: { skip: [null, undefined], prox: isScatter ? 12 : null }, drag: { x: true, y: false }, points: { size: 7 } };
     const options = {
       width: place.clientWidth, height: HEIGHT, legend: { show: false }, axes: axes(chart), series: series(chart),
-      scales: { x: { time: false, distr: chart.log ? 3 : 1 }, y: { range: range(chart) } },
+      scales: { x: { time: false, distr: chart.log ? 3 : 1, ...room(chart) }, y: { range: range(chart) } },
       cursor: chart.integers ? { ...nearest, sync: { key: chart.of } } : nearest,
       hooks: { draw: [mark(chart)], ...tip(chart) }, padding: [10, 12, 0, 0],
     };

@@ -28,7 +28,8 @@ dl.facts dd { font-weight: 600; overflow-wrap: anywhere } dl.facts dt { font-siz
 @media (max-width: 600px) { dl { grid-template-columns: 1fr } dt { margin-top: 8px }
   dl.facts { grid-template-columns: 1fr 1fr }
   .wide td:first-child { min-width: 34vw; max-width: 45vw; white-space: normal; overflow-wrap: anywhere } }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 14px }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 14px;
+  margin-top: 14px } .card .bars { grid-template-columns: minmax(70px, 36%) 1fr max-content }
 figure.card { margin: 0; padding: 10px 12px; border: 1px solid #e3e6ea; border-radius: 8px; min-width: 0 }
 figure.card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
 figure.card p { color: #5b6570; font-size: 13px; line-height: 1.35; margin: 0 0 6px }

@@ -52,12 +52,12 @@ def config_of(folder: Path, **sections: dict) -> dict:
             "tags": {"rows": 9},
         },
         "labels": ["clicked"],
-        "global_batch_size": 100,
+        "global_batch_size": 96,
     }
     tree = {
         "data": data | sections.pop("data", {}),
         "model": {"embedding_dim": 4, "dense_layers": [4], "over_layers": [4]},
         "train": {"epochs": 1},
-        "report": {"tensorboard": False, "interval_steps": 5},
+        "report": {"tensorboard": False, "interval_steps": 1},
     }
     return tree | sections

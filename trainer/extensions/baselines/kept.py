@@ -10,7 +10,7 @@ from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.core.secrets import place
-from trainer.core.storage import below, digest, named, open_storage
+from trainer.core.storage import digest, named, open_storage
 from trainer.data.dataset import FileSet, inspect_files
 from trainer.metrics.registry import prediction_kind
 
@@ -31,8 +31,9 @@ def beside(pattern: str) -> str:
     while any(mark in fixed for mark in "*?["):
         fixed = posixpath.dirname(fixed)
     folder = posixpath.dirname(fixed.rstrip("/")) if fixed == pattern else fixed
-    scheme_alone = not folder or folder.endswith(":/")
-    return below(fixed.rstrip("/"), NAME) if "://" in pattern and scheme_alone else posixpath.join(folder, NAME)
+    if "://" in pattern and "://" not in folder:  # a whole bucket
+        folder = fixed.rstrip("/")
+    return posixpath.join(folder, NAME)
 
 
 def find(key: str, url: str) -> Tree | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from torchx_recsys.apps.baselines.problem import LEAST, Problem
+from torchx_recsys.apps.baselines.problem import LEAST, Predict, Problem
 from torchx_recsys.apps.baselines.rows import Table
 from trainer.core.distributed import DistributedContext
 from trainer.metrics.evaluation import Metrics
@@ -25,9 +25,9 @@ class Measured:
         self._problem, self._context = problem, context
         self._metrics = Metrics(problem.config, context.device)
 
-    def add(self, predictions: np.ndarray, table: Table) -> None:
+    def add(self, predict: Predict, table: Table) -> None:
         """Adds rows."""
-        self._metrics.update(outputs_of(self._problem, predictions, table, self._context.device))
+        self._metrics.update(outputs_of(self._problem, predict(table), table, self._context.device))
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics over all rows."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from torchx_recsys.apps.baselines.rows import Table
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.metrics.registry import prediction_kind
+
+if TYPE_CHECKING:
+    from torchx_recsys.apps.baselines.items import Items
 
 Option = TypeVar("Option")
 Predict = Callable[[Table], np.ndarray]
@@ -48,6 +51,8 @@ class Problem:
         user: The feature or group that names users; None if there is none.
         item: The feature or group that names items; None if there is none.
         seed: Seed of random choices.
+        items: The items, if they are to be found.
+        loss_of_items: Returns the loss of scores of items on data.validation, to choose by.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Problem:
     user: str | None
     item: str | None
     seed: int
+    items: "Items | None" = None
+    loss_of_items: Callable[[Predict], float] | None = None
 
     @property
     def kind(self) -> str:
@@ -81,29 +88,35 @@ class Problem:
         """Labels and weights of the rows to train on, `[R]` both."""
         return self.labels(self.train), self.weights(self.train)
 
-    def choose(self, options: Iterable[Option], fit: Callable[[Option], Predict]) -> tuple[Option, Predict]:
+    def choose(
+        self, options: Iterable[Option], fit: Callable[[Option], Predict], every: bool = False
+    ) -> tuple[Option, Predict]:
         """Returns the first option that is better on data.validation than the next one, and its predictions.
 
         Args:
             options: The options in their order; without data.validation the first one is taken.
             fit: Trains with an option.
+            every: Whether to take the best of all options, which have no order.
         """
         best: tuple[float, Option, Predict] | None = None
         for option in options:
             predict = fit(option)
             if self.validation is None:
                 return option, predict
-            loss = self.loss(predict(self.validation), self.validation)
-            if best is not None and not loss < best[0]:
+            loss = self._loss(predict, self.validation)
+            if best is None or loss < best[0]:
+                best = loss, option, predict
+            elif not every:
                 break
-            best = loss, option, predict
         assert best is not None
         return best[1:]
 
-    def loss(self, predictions: np.ndarray, table: Table) -> float:
-        """Returns the mean loss of predictions: log loss, squared error, or cross-entropy of the classes."""
+    def _loss(self, predict: Predict, table: Table) -> float:
+        """Returns the mean log loss, squared error or cross-entropy of predictions, or that of items."""
+        if self.loss_of_items is not None:
+            return self.loss_of_items(predict)
         labels, weights = self.labels(table), self.weights(table)
-        losses = LOSSES[self.kind](predictions.astype(np.float64), labels)
+        losses = LOSSES[self.kind](predict(table).astype(np.float64), labels)
         return float(np.average(losses, weights=weights)) if weights.sum() else float(losses.mean())
 
 

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from torchx_recsys.apps.baselines.problem import Problem
+from torchx_recsys.apps.baselines.items import Items
+from torchx_recsys.apps.baselines.problem import LeftOut, Problem
+from torchx_recsys.apps.baselines.ranks import functions_of, loss_of_ranks
 from torchx_recsys.apps.baselines.rows import Split, Table, open_splits
 from torchx_recsys.apps.baselines.suite import BASELINES, Results, measure
 from torchx_recsys.apps.engines.progress import progress_bar
@@ -59,9 +62,11 @@ def run(config: Config, arguments: Arguments) -> Tree:
         measured = [split for name, split in splits.items() if name != "train"]
         results = []
         for name in config.named_tasks():
-            problem = _problem(name, config, tables, arguments)
-            if problem.kind == "vectors":
-                print(f"{name}: finds items; there are no baselines for it yet")
+            try:
+                problem = _problem(name, config, tables, splits["train"], arguments)
+            except LeftOut as reason:
+                print(f"{name}: no baselines: {reason}")
+                results.append(Results(name, left_out={"all": str(reason)}))
                 continue
             results.append(measure(problem, measured, arguments.only, context, print))
             print(f"\n{_table(results[-1], measured)}\n")
@@ -144,19 +149,32 @@ def _read(split: Split, most: int, config: Config) -> Table:
     return table
 
 
-def _problem(name: str, config: Config, tables: Mapping[str, Table], arguments: Arguments) -> Problem:
-    task, train = config.named_tasks()[name], tables["train"]
-    user, item = _who_and_what(config, train, arguments)
-    return Problem(
+def _problem(name: str, config: Config, tables: Mapping[str, Table], train: Split, arguments: Arguments) -> Problem:
+    """Returns a task with its rows and, if it finds items, the catalogue.
+
+    Raises:
+        LeftOut: It finds items, but there is no catalogue, or no metric over it.
+    """
+    task = config.named_tasks()[name]
+    user, item = _who_and_what(config, tables["train"], arguments)
+    problem = Problem(
         name=name,
         task=task,
         config=config.model_copy(update={"tasks": {name: task}}),
-        train=train,
+        train=tables["train"],
         validation=tables.get("validation"),
         user=user,
         item=item,
         seed=config.train.seed,
     )
+    if problem.kind != "vectors":
+        return problem
+    if not config.data.catalogue.items:
+        raise LeftOut("the task finds items, but data.catalogue.items is empty; name the catalogue")
+    functions_of(problem)
+    items = Items.of(config, train.files.files[0], problem.train)
+    problem = replace(problem, items=items)
+    return replace(problem, loss_of_items=partial(loss_of_ranks, problem, items)) if problem.validation else problem
 
 
 def _who_and_what(config: Config, train: Table, arguments: Arguments) -> tuple[str | None, str | None]:

@@ -13,7 +13,9 @@ from torchx_recsys.apps.baselines.learned import (
 )
 from torchx_recsys.apps.baselines.measure import Measured
 from torchx_recsys.apps.baselines.problem import Fitted, LeftOut, Problem
+from torchx_recsys.apps.baselines.ranks import MeasuredRanks
 from torchx_recsys.apps.baselines.rates import class_rates, label_rate, mean, rate_by_group
+from torchx_recsys.apps.baselines.retrieval import decayed_co_occurrence, ease, item_knn, popularity
 from torchx_recsys.apps.baselines.rows import Split
 from torchx_recsys.apps.engines.progress import progress_bar
 from trainer.core.console import plural
@@ -29,6 +31,12 @@ BASELINES: Mapping[str, Mapping[str, Fit]] = {
         "matrix factorization": matrix_factorization,
         "linear regression": linear_regression,
         **LEARNED,
+    },
+    "vectors": {
+        "popularity": popularity,
+        "item-kNN": item_knn,
+        "EASE": ease,
+        "decayed co-occurrence": decayed_co_occurrence,
     },
     "classes": {"class rates": class_rates, "logistic regression": logistic_regression, **LEARNED},
 }
@@ -118,12 +126,15 @@ def baselines_of(problem: Problem) -> Iterator[tuple[str, Fit]]:
 def _measure_on(
     problem: Problem, split: Split, fitted: Sequence[Fitted], results: Results, context: DistributedContext
 ) -> None:
-    measured = [Measured(problem, context) for _ in fitted]
+    def begin() -> Measured | MeasuredRanks:
+        return MeasuredRanks(problem, problem.items) if problem.items else Measured(problem, context)
+
+    measured = [begin() for _ in fitted]
     with progress_bar(split.rows, " rows") as bar:
         for table in split.chunks(bar.update):
             for one, into, result in zip(fitted, measured, results.found, strict=True):
                 started = time.monotonic()
-                into.add(one.predict(table), table)
+                into.add(one.predict, table)
                 result.seconds += time.monotonic() - started
     for into, result in zip(measured, results.found, strict=True):
         metrics = into.compute()

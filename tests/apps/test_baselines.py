@@ -15,6 +15,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error, roc_auc_score
 
 from torchx_recsys.apps.baselines.baselines import baselines
+from torchx_recsys.apps.baselines.factors import Ratings, factorize
+from torchx_recsys.apps.baselines.rates import Groups
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 
@@ -163,18 +165,27 @@ def biases(train, penalty):
     return of_user, of_item
 
 
-def test_matrix_factorization_is_where_no_factor_can_be_better(found, rows):
-    """Each user's factors solve their regularized least squares, given those of the items."""
-    from torchx_recsys.apps.baselines.factors import DIMENSIONS, als
-
-    train = rows["train"]
-    labels, weights = train["stars"].astype(float) - 3, train["weight"].astype(float)
-    p, q = als(train["user"], train["item"], labels, weights, USERS, ITEMS, 0.1, seed=0)
-    for item in range(ITEMS):  # the last to be solved
+def test_matrix_factorization_is_where_no_factor_and_no_mean_can_be_better(found, rows):
+    """Solved by hand: the factors of each item, given those of the users, with each rating as often as it weighs."""
+    train, weights = rows["train"], rows["train"]["weight"].astype(float)
+    labels = train["stars"].astype(float)
+    ratings = Ratings(Groups(train["user"]), Groups(train["item"]), labels.mean(), labels, weights)
+    before, after = (factorize(ratings, 3.0, 6.0, seed=0), factorize(ratings, 3.0, 6.0, seed=0))
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+    of_users, of_items, p, q = after
+    assert [of_users[-1], of_items[-1], *p[-1]] == [0] * (2 + p.shape[1])  # of unknown users and items
+    predicted = labels.mean() + of_users[train["user"]] + of_items[train["item"]]
+    predicted += (p[train["user"]] * q[train["item"]]).sum(1)
+    loss = (weights * (predicted - labels) ** 2).sum() + 6 * (p**2).sum() + 6 * (q**2).sum()
+    for item in range(ITEMS):
         here = train["item"] == item
-        x, w = p[train["user"][here]], weights[here]
-        left = (x * w[:, None]).T @ x + 0.1 * w.sum() * np.eye(DIMENSIONS)
-        assert q[item] == pytest.approx(np.linalg.solve(left, x.T @ (w * labels[here])), rel=1e-6, abs=1e-9)
+        base = labels.mean() + of_users[train["user"]] + of_items[item]
+        x, left = p[train["user"][here]], (labels - base)[here]
+        best = np.linalg.solve((x.T * weights[here]) @ x + 6 * np.eye(p.shape[1]), x.T @ (weights[here] * left))
+        # The means were the last to be solved, so that the factors are as good as one more sweep would make them.
+        gain = (weights[here] * (left - x @ q[item]) ** 2).sum() + 6 * (q[item] ** 2).sum()
+        gain -= (weights[here] * (left - x @ best) ** 2).sum() + 6 * (best**2).sum()
+        assert 0 <= gain < 1e-2 * loss
     assert found["test"]["stars"]["rmse"]["matrix factorization"] < found["test"]["stars"]["rmse"]["mean"]
 
 

@@ -130,6 +130,11 @@ COMMANDS = {
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
         "--source data/mine --write-config mine.toml",
     ),
+    "baselines": (
+        "torchx_recsys.apps.baselines.baselines:baselines",
+        "CONFIG: measure simple predictors on the same rows, to show beside every model.",
+        "movielens",
+    ),
     "vocabulary": (
         "torchx_recsys.apps.vocabulary.vocabulary:vocabulary",
         "--source FILES --columns NAMES --out URL: count ids, and write those that get a row of their own.",

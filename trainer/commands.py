@@ -30,6 +30,11 @@ COMMANDS = {
         "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
         "runs/movielens/config.toml --out runs/movielens --source data/movielens/test --to data/predicted",
     ),
+    "importance": (
+        "torchx_recsys.apps.importance.importance:importance",
+        "CONFIG --out RUN_DIR: find which features matter, by permuting one after the other.",
+        "runs/movielens/config.toml --out runs/movielens",
+    ),
     "embed": (
         "torchx_recsys.apps.embed.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",

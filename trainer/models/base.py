@@ -34,6 +34,7 @@ class ModelInputs:
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
+        classes: The predictions that are a logit for each of so many classes.
     """
 
     tables: EmbeddingBagCollection
@@ -47,6 +48,7 @@ class ModelInputs:
     dense_names: Sequence[str] = ()
     weighted_features: Collection[str] = ()
     pairs: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labels(self) -> int:
@@ -55,8 +57,8 @@ class ModelInputs:
 
     @property
     def columns(self) -> list[int]:
-        """Columns of each prediction: two of a pair, else one."""
-        return [2 if name in self.pairs else 1 for name in self.predictions]
+        """Columns of each prediction: two of a pair, one for each class, else one."""
+        return [self.classes.get(name, 2 if name in self.pairs else 1) for name in self.predictions]
 
 
 Predictions = dict[str, Tensor]

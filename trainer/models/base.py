@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.model import ModelConfig
-from trainer.models.dropout import Dropout, StepSamples
+from trainer.models.dropout import Dropout
+from trainer.models.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ModelInputs:
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
-        samples: The samples that the model is about to compute, which dropout needs.
+        samples: The samples that the model is about to compute, which dropout and batch normalization need.
     """
 
     tables: EmbeddingBagCollection

@@ -19,7 +19,7 @@ from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, 
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.models.dropout import samples_of
+from trainer.models.step_samples import samples_of
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
@@ -171,7 +171,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     def _begin(self, micro_batch: Batch, number: int) -> None:
         """Tells the model which samples of the global batch come next."""
         first = (self._rank * self._micro_batches + number) * len(micro_batch.weights)
-        self._samples.begin(self._seed, self._step, first, micro_batch.weights)
+        self._samples.begin(self._seed, self._step, first, micro_batch.weights, self._world_size)
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients. Without a cut, fused optimizers update the tables inside backward."""

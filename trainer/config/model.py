@@ -76,6 +76,8 @@ class ModelConfig(Section):
     label follows. In dbmtl, the layers that all tasks share."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
+    activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
+    """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
     its columns. Not in the attention of din; sasrec and hstu always normalize their blocks over columns."""

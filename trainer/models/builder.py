@@ -13,6 +13,7 @@ from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
+from trainer.models.hidden_layers import ACTIVATIONS
 from trainer.models.normalization import BatchNorm, LayerNorm
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
@@ -62,7 +63,11 @@ def build_model(
 
 def _check_hidden_layers(built: nn.Module, model: ModelConfig) -> None:
     """Refuses keys about hidden layers for a built-in model that has none here."""
-    made_by = {"dropout": Dropout, "normalization": (BatchNorm, LayerNorm)}
+    made_by = {
+        "dropout": Dropout,
+        "normalization": (BatchNorm, LayerNorm),
+        "activation": ACTIVATIONS[model.activation],
+    }
     for key, kinds in made_by.items() if model.name in MODELS else ():
         value, default = getattr(model, key), ModelConfig.model_fields[key].default
         if value != default and not any(isinstance(module, kinds) for module in built.modules()):

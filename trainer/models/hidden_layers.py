@@ -7,6 +7,8 @@ from torchrec.modules.mlp import MLP, Perceptron
 from trainer.models.base import ModelInputs
 from trainer.models.normalization import BatchNorm, LayerNorm
 
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
+
 
 def hidden_layers(inputs: ModelInputs, width: int, layers: list[int]) -> nn.Module:
     """Returns hidden layers: `[B, width]` to `[B, layers[-1]]`."""
@@ -36,11 +38,16 @@ def completed(network: nn.Module, inputs: ModelInputs, of_items: bool = False) -
         if layer._activation_fn is not torch.relu:  # the last layer of a tower
             continue
         kind = "none" if of_items else inputs.config.normalization
-        parts = [_normalization(layer, kind, inputs), nn.ReLU(), inputs.dropout()]
+        parts = [_normalization(layer, kind, inputs), activation(inputs), inputs.dropout()]
         used = [part for part in parts if not isinstance(part, nn.Identity)]
-        if len(used) > 1:
+        if len(used) > 1 or inputs.config.activation != "relu":
             layer._activation_fn = nn.Sequential(*used)
     return network
+
+
+def activation(inputs: ModelInputs) -> nn.Module:
+    """Returns the activation of hidden layers."""
+    return ACTIVATIONS[inputs.config.activation]()
 
 
 def _normalization(layer: Perceptron, kind: str, inputs: ModelInputs) -> nn.Module:

@@ -134,6 +134,7 @@ CASES = [
         ["model.activation is 'gelu'", "model.name 'esmm' has no layer here"],
         {"model": ESMM | {"activation": "gelu"}, **TASKS_OF_ESMM},
     ),
+    Case("tables of zeros", ["model.table_init is 0", "greater than 0"], {"model__table_init": 0.0}),
     Case(
         "dependency on itself",
         ["model.dependencies form a cycle: label <- label; leave one of them out"],

@@ -68,6 +68,9 @@ class ModelConfig(Section):
     """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need the same for all tables."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
+    table_init: pydantic.PositiveFloat | None = None
+    """Initial weights of tables are uniform between minus this and this. Unset: 1/sqrt(rows) of each table. A small
+    bound, such as 0.001, has ids that were never trained answer almost as zeros."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
     """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows. Without dense
     features: unused, a learned vector takes their place."""

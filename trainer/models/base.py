@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.model import ModelConfig
+from trainer.models.dropout import Dropout
+from trainer.models.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ModelInputs:
             embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
         classes: The predictions that are a logit for each of so many classes.
+        samples: The samples that the model is about to compute, which dropout and batch normalization need.
     """
 
     tables: EmbeddingBagCollection
@@ -49,6 +52,7 @@ class ModelInputs:
     weighted_features: Collection[str] = ()
     pairs: Sequence[str] = ()
     classes: Mapping[str, int] = field(default_factory=dict)
+    samples: StepSamples = field(default_factory=StepSamples)
 
     @property
     def labels(self) -> int:
@@ -59,6 +63,14 @@ class ModelInputs:
     def columns(self) -> list[int]:
         """Columns of each prediction: two of a pair, one for each class, else one."""
         return [self.classes.get(name, 2 if name in self.pairs else 1) for name in self.predictions]
+
+    def dropout(self, from_the_end: bool = False) -> nn.Module:
+        """Returns a layer of dropout by `model.dropout`, whose masks are the same on any number of ranks.
+
+        Args:
+            from_the_end: Whether its inputs are `[B, L, ...]`, padded at the beginning; else they are `[B, ...]`.
+        """
+        return Dropout(self.config.dropout, self.samples, from_the_end) if self.config.dropout else nn.Identity()
 
 
 Predictions = dict[str, Tensor]

@@ -11,7 +11,10 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
+from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
+from trainer.models.hidden_layers import ACTIVATIONS
+from trainer.models.normalization import BatchNorm, LayerNorm
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
 MODELS = {
@@ -50,11 +53,28 @@ def build_model(
             if not value.is_meta:
                 weights[name].copy_(value)
     check_names(built)
+    _check_hidden_layers(built, model)
     if not any(table_of_weight(path) for path, _ in built.named_parameters()):
         raise InputError(
             f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
         )
     return built
+
+
+def _check_hidden_layers(built: nn.Module, model: ModelConfig) -> None:
+    """Refuses keys about hidden layers for a built-in model that has none here."""
+    made_by = {
+        "dropout": Dropout,
+        "normalization": (BatchNorm, LayerNorm),
+        "activation": ACTIVATIONS[model.activation],
+    }
+    for key, kinds in made_by.items() if model.name in MODELS else ():
+        value, default = getattr(model, key), ModelConfig.model_fields[key].default
+        if value != default and not any(isinstance(module, kinds) for module in built.modules()):
+            raise InputError(
+                f"model.{key} is {value!r}, but model.name '{model.name}' has no layer here that it could act on; give "
+                f"it hidden layers, or leave model.{key} out"
+            )
 
 
 def _build(

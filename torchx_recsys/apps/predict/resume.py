@@ -124,7 +124,7 @@ def claimed(job: PartsJob, stop_requests: StopRequests, context: DistributedCont
 
 
 def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, list[int]]:
-    """Writes the record of a new job, or compares the record with that of the job to continue.
+    """Writes the record of a new job, or compares it with the record of the job that is continued.
 
     Args:
         directory: The directory of the parts.

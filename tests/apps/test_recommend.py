@@ -262,3 +262,47 @@ def test_wrong_input_is_one_line(case, data, run, tmp_path, capfd):
     assert line.count("\n") == 1
     assert message in line
     assert not (tmp_path / "lists").exists()
+
+
+@pytest.fixture(scope="module")
+def ranker(tree, tmp_path_factory):
+    """A run of a model that scores pairs, with a cross of a column of the user and one of the item."""
+    folder = tmp_path_factory.mktemp("ranker")
+    ours = tree | {"model": {"embedding_dim": 16, "dense_layers": [8], "over_layers": [8]}, "tasks": {}}
+    cross = {"columns": ["s0", "s1"], "rows": 50, "ids": "hash"}
+    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": tree["data"]["sparse"] | {"both": cross}}
+    launch([{"config": ours, "out": str(folder / "run")}], 1, folder)
+    return folder / "run"
+
+
+def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
+    items = data / "items.parquet"
+    flags = ("--user-column", "user", "--items", items, "--item-column", "s1", "--seen", data / "train")
+    folder, said = recommend(*SMALL, *flags, out=ranker)
+    assert "features of the user: d0, s0; of the item: price, s1, tags, both" in said
+    newest = {row["user"]: row for row in pq.read_table(data / "validation").to_pylist()}
+    pairs = [row | item for row in newest.values() for item in pq.read_table(items).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
+    words = [
+        ranker / "config.toml",
+        "--out",
+        ranker,
+        "--source",
+        tmp_path / "pairs.parquet",
+        "--to",
+        tmp_path / "scored",
+    ]
+    assert trainer(["predict", *map(str, words)]) == 0
+    scored = pq.read_table(tmp_path / "scored/part-00000-of-00001.parquet")
+    scores = {user: np.zeros(ITEMS) for user in newest}
+    for user, item, score in zip(
+        *(scored[name].to_pylist() for name in ("user", "s1", "label_probability")), strict=True
+    ):
+        scores[user][item] = score
+    seen = {(row["user"], row["s1"]) for row in pq.read_table(data / "train").to_pylist()}
+    lists = lists_of(read_lists(folder))
+    check(lists, scores, lambda user, item: (user, item) not in seen)
+    assert len({tuple(row["item"] for row in rows) for rows in lists.values()}) > 10
+    on_ranks = ["--to", tmp_path / "more", *SMALL, *flags]
+    assert run_trainer("recommend", ranker / "config.toml", "--out", ranker, *on_ranks, ranks=2).returncode == 0
+    assert read_lists(tmp_path / "more").equals(read_lists(folder))

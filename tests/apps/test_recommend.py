@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command import run_trainer, start_trainer
+from endpoint import Served
+from exported import step_directory
 from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
 
@@ -306,3 +308,93 @@ def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
     on_ranks = ["--to", tmp_path / "more", *SMALL, *flags]
     assert run_trainer("recommend", ranker / "config.toml", "--out", ranker, *on_ranks, ranks=2).returncode == 0
     assert read_lists(tmp_path / "more").equals(read_lists(folder))
+
+
+@pytest.fixture(scope="module")
+def served(data, run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    words = ["export", run / "config.toml", "--out", run, "--to", folder / "to"]
+    assert trainer([str(word) for word in words]) == 0
+    served = Served(
+        step_directory(folder / "to"), folder, "--items", data / "items.parquet", "--show", "title", "price"
+    )
+    served.export = step_directory(folder / "to")
+    yield served
+    served.process.kill()
+
+
+def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_path):
+    newest = [*by_hand[1].values()]
+    columns = {name: [row[name] for row in newest] for name in ("d0", "s0")}
+    exclude = [[row["s1"], 999] for row in newest]
+    ((status, content),) = served.ask({"columns": columns, "k": K, "exclude": exclude}, path="/recommend")
+    assert status == 200
+    lists = content["lists"]
+    found = {
+        row["user"]: [
+            {"item": item, "score": score, "title": title}
+            for item, score, title in zip(*(lists[name][place] for name in ("item", "score", "title")), strict=True)
+        ]
+        for place, row in enumerate(newest)
+    }
+    own = {row["user"]: row["s1"] for row in newest}
+    check(found, by_hand[0], lambda user, item: item != own[user])
+    assert all(row["title"] == f"the {row['item']}th" for rows in found.values() for row in rows)
+    one = {"columns": {name: values[:1] for name, values in columns.items()}}
+    ((_, content),) = served.ask(one, path="/recommend")
+    _, said = recommend("--users", newest[0]["user"], to=None)
+    assert all(title in said for title in content["lists"]["title"][0])
+
+
+def test_an_export_of_vectors_takes_the_columns_of_one_side(served, by_hand):
+    signature = json.loads((served.export / "signature.json").read_text())
+    assert signature["items"] == {"id": "s1", "columns": ["price", "s1", "tags"], "seen": []}
+    row = next(iter(by_hand[1].values()))
+    ((status, content),) = served.ask({"columns": {"d0": [row["d0"]], "s0": [row["s0"]]}})
+    assert status == 200
+    items = {"price": [row["price"]], "s1": [row["s1"]], "tags": [row["tags"]]}
+    ((_, of_item),) = served.ask({"columns": items})
+    score = np.dot(content["outputs"]["vectors_query"][0], of_item["outputs"]["vectors_item"][0])
+    assert score == pytest.approx(by_hand[0][row["user"]][row["s1"]], abs=1e-6)
+
+
+WRONG_REQUESTS = {
+    "no columns": ({}, "the body must be"),
+    "another key": ({"columns": {"d0": [0.5], "s0": [1]}, "top": 3}, "the body must be"),
+    "a column of the item": ({"columns": {"d0": [0.5], "s0": [1], "price": [2.0]}}, "column 'price' is the item's"),
+    "a column too few": ({"columns": {"d0": [0.5]}}, "column 's0' must be a list of values"),
+    "an unknown column": ({"columns": {"d0": [0.5], "s0": [1], "d1": [1]}}, "column 'd1' is unknown"),
+    "no items": ({"columns": {"d0": [0.5], "s0": [1]}, "k": 0}, "'k' is 0; it must be a whole number from 1 up"),
+    "no list to leave out": ({"columns": {"d0": [0.5], "s0": [1]}, "exclude": [7]}, "'exclude' must be a list of ids"),
+    "too many lists": ({"columns": {"d0": [0.5], "s0": [1]}, "exclude": [[], []]}, "'exclude' has 2 lists, but there"),
+    "too many queries": ({"columns": {"d0": [0.5] * 257, "s0": [1] * 257}}, "257 queries are more than the 256"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_REQUESTS)
+def test_wrong_requests_are_one_line(served, case):
+    body, words = WRONG_REQUESTS[case]
+    ((status, content),) = served.ask(body, path="/recommend")
+    assert status == 400
+    assert words in content["error"]
+    assert "\n" not in content["error"]
+
+
+def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, tmp_path):
+    words = ["export", ranker / "config.toml", "--out", ranker, "--to", tmp_path / "to"]
+    assert trainer([str(word) for word in words]) == 0
+    items = data / "items.parquet"
+    flags = ("--items", items, "--item-column", "s1")
+    served = Served(step_directory(tmp_path / "to"), tmp_path, *flags)
+    try:
+        row = pq.read_table(data / "validation").to_pylist()[-1]
+        columns = {"d0": [row["d0"]] * 2, "s0": [row["s0"]] * 2}
+        ((status, content),) = served.ask({"columns": columns, "k": 4}, path="/recommend")
+        _, said = recommend("--user-column", "user", *flags, "--k", "4", "--users", row["user"], to=None, out=ranker)
+    finally:
+        served.process.kill()
+    assert status == 200, content
+    first, second = content["lists"]["item"]
+    assert first == second
+    listed = [line.split()[1] for line in said.splitlines() if line.strip()[:1] in "1234" and " the " in line]
+    assert listed == [str(item) for item in first]

@@ -148,7 +148,7 @@ class PartFiles:
             if ".parquet" in name and name.endswith(PARTIAL):
                 with suppress(FileNotFoundError):
                     self._directory.fs.rm_file(self._directory.path(name))
-        manifest = facts | {of: sum(file[of] for file in files), "parts": files}
+        manifest = facts | {of: self.parts[-1][1], "parts": files}
         self._directory.write_json(MANIFEST, manifest)
 
 

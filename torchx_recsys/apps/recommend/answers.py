@@ -19,13 +19,12 @@ from torchx_recsys.apps.recommend.inputs import Inputs
 from torchx_recsys.apps.recommend.items import Items
 from torchx_recsys.apps.recommend.queries import USER
 from torchx_recsys.apps.recommend.sides import Sides, decoded, joined, padded, paired
-from torchx_recsys.apps.recommend.top import TopItems, first_of_all
+from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
 from trainer.batches.batch import features_only, to_batch
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.core.errors import InputError
 from trainer.models.outputs import ModelOutput
 from trainer.training.sharded_model import ShardedModel
 
@@ -189,17 +188,6 @@ class ByScores:
         return decoded(
             pairs, range(len(query)), self._sides.both, self._lists, lambda row: f"item {self._items.ids[item[row]]}"
         )
-
-
-def checked(values: Tensor, what: str) -> Tensor:
-    """Returns values; refuses those of a model that are not finite.
-
-    Raises:
-        InputError: A value is infinite or not a number.
-    """
-    if not values.isfinite().all():
-        raise InputError(f"the model computes a value {what} that is not finite; take another --checkpoint")
-    return values
 
 
 def _where_query(queries: pa.Table, row: int) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchx_recsys.apps.export.signature import seen_columns
 from torchx_recsys.apps.recommend.items import ItemFiles, Items, find_items, read_items
 from torchx_recsys.apps.recommend.queries import Queries, find_queries
 from torchx_recsys.apps.recommend.seen import SeenItems, find_seen, read_seen
 from torchx_recsys.apps.recommend.sides import Sides, sides_of
 from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
-from trainer.config.features import columns_of
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
@@ -58,7 +58,7 @@ class Inputs:
         items: The items.
         exclude: Columns of the queries with items to leave out.
         seen: The files of the items that users have had.
-        seen_columns: Their columns of users and items.
+        had: Their columns of users and items.
     """
 
     arguments: Arguments
@@ -69,7 +69,7 @@ class Inputs:
     items: Items
     exclude: tuple[str, ...]
     seen: FileSet | None
-    seen_columns: tuple[str, str]
+    had: tuple[str, str]
 
     def __str__(self) -> str:
         asking = f"the newest rows of {plural(len(self.queries), 'user')} of {self.queries.key}"
@@ -84,7 +84,7 @@ class Inputs:
 
     def seen_items(self, data: DataConfig) -> SeenItems:
         """Reads the items that users have had."""
-        pairs = read_seen(self.seen, self.seen_columns, data) if self.seen else None
+        pairs = read_seen(self.seen, self.had, data) if self.seen else None
         return SeenItems(self.items, self.exclude, pairs)
 
     def check(self, types: RecordedTypes) -> None:
@@ -130,11 +130,10 @@ def find_inputs(config: Config, arguments: Arguments) -> Inputs:
     key, patterns = _source(arguments.source, data)
     user = arguments.user_column or _user_column(data)
     queries = find_queries(key, patterns, sides.query, user, arguments.time_column, arguments.users)
-    exclude = _excluded(data)
-    seen_columns = (str(user), column)
-    seen = find_seen(arguments.seen, seen_columns, data) if arguments.seen else None
+    had = (str(user), column)
+    seen = find_seen(arguments.seen, had, data) if arguments.seen else None
     items = read_items(files, sides.item, arguments.where)
-    return Inputs(arguments, outputs, sides, queries, files, items, exclude, seen, seen_columns)
+    return Inputs(arguments, outputs, sides, queries, files, items, tuple(seen_columns(data)), seen, had)
 
 
 def _outputs(config: Config, task: str | None) -> list[ModelOutput]:
@@ -173,8 +172,3 @@ def _user_column(data: DataConfig) -> str | None:
     """Returns the only group of samples that is not their item."""
     others = [name for name in data.groups if name != data.catalogue.id]
     return others[0] if len(others) == 1 else None
-
-
-def _excluded(data: DataConfig) -> tuple[str, ...]:
-    names = getattr(data.catalogue, "exclude", [])
-    return tuple(columns_of(name, data.sparse[name])[0] for name in names)

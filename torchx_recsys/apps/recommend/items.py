@@ -29,12 +29,14 @@ class ItemFiles:
         files: The files.
         column: The column of the ids.
         show: The columns to show.
+        reader: Names the reader.
     """
 
     key: str
     files: FileSet
     column: str
     show: tuple[str, ...]
+    reader: DataConfig
 
     @property
     def columns(self) -> list[str]:
@@ -108,24 +110,24 @@ def find_items(
             raise InputError(f"--show has '{name}' twice; name each column once")
         if name in OWN:
             raise InputError(f"--show has '{name}', as a column of the answers is called; rename it in {key}")
-    return ItemFiles(key, files, column, tuple(shown))
+    return ItemFiles(key, files, column, tuple(shown), data)
 
 
-def read_items(found: ItemFiles, features: DataConfig, where: str | None) -> Items:
+def read_items(found: ItemFiles, features: DataConfig | None, where: str | None) -> Items:
     """Reads the items that meet a condition.
 
     Args:
         found: The files.
-        features: The features of the items, and nothing else.
+        features: The features of the items, and nothing else. Unset: all columns are read as they are.
         where: A condition on their columns, as in SQL. Unset: all.
 
     Raises:
         InputError: A value cannot be used, an id is there twice, or no item meets the condition.
     """
-    files = check_files(found.files, features)
-    file, names = files.files[0].name, list(dict.fromkeys([found.column, *features.columns, *found.show]))
-    wanted = found.columns if where else names
-    reader = RowGroupReader(files, features, wanted)
+    files = check_files(found.files, features) if features else found.files
+    names = list(dict.fromkeys([found.column, *features.columns, *found.show])) if features else found.columns
+    file, wanted = files.files[0].name, found.columns if where else names
+    reader = RowGroupReader(files, found.reader, wanted)
     groups = [reader.read(group) for group in files.row_groups]
     table = pa.concat_tables([pa.table({name: group(name) for name in wanted}) for group in groups])
     if where:

@@ -59,11 +59,10 @@ def recommend(
     """Lists the top k items for users. CONFIG is a TOML file, such as RUN_DIR/config.toml.
 
     A model of vectors compares each user with all items, any other model scores all pairs of a user and an item. The
-    lists are exact, and the same on any number of ranks; of equal scores the smaller id comes first.
+    lists are exact; of equal scores the smaller id comes first. Those of the first users are printed.
 
     TO/part-00000-of-00002.parquet and so on have the columns user, rank, item, score and those to show. As with
-    `predict`, an interrupted job continues when it is started again, and TO/manifest.json is written last. The lists of
-    the first users are printed.
+    `predict`, an interrupted job continues when it is started again.
 
     Args:
         config: The configuration; its planner section may differ from the run's.
@@ -71,17 +70,14 @@ def recommend(
         to: Directory for the parts, on any fsspec URL. Unset: lists are only printed, for `users`.
         k: Items of a list.
         users: Ids of users. Unset: all users of the source.
-        source: Files, globs or directories with rows of users; the newest row of a user asks. Unset: data.test, or else
-            data.validation.
-        user_column: Column of the source with the users' ids. Unset: the one of data.groups besides data.catalogue.id.
-        time_column: Column of the source by which a user's newest row is found. Unset: the last row, in the order of
-            files and rows.
+        source: Files, globs or directories with rows of users. Unset: data.test, or else data.validation.
+        user_column: Column of the users' ids. Unset: the one of data.groups besides data.catalogue.id.
+        time_column: Column by which a user's newest row, which asks, is found. Unset: the last row.
         items: Files, globs or directories with a row for each item. Unset: data.catalogue.items.
-        item_column: Column of the items with their ids. Unset: data.catalogue.id.
-        show: Columns of the items to show. Unset: title or name, if there is one. Without a name: none.
+        item_column: Column of the items' ids. Unset: data.catalogue.id.
+        show: Columns of the items to show. Unset: title or name, if there is one.
         where: Condition on the columns of the items, as in SQL, such as "year >= 1990".
-        seen: Files, globs or directories with users and items, in columns named as above, to leave out of the users'
-            lists, besides data.catalogue.exclude.
+        seen: Files, globs or directories with users and items to leave out, besides data.catalogue.exclude.
         task: Task that scores items. Unset: the first.
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
         users_per_part: Users of a part.

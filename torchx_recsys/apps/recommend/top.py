@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainer.core.errors import InputError
+
 NO_SCORE = float("-inf")  # of an item that is left out
 GROUP = 128  # items of which only the greatest score is compared at first, a tenth of the time of comparing all
 SPARE = 24  # candidates beyond k, so that the bound decides for nearly every query
@@ -84,6 +86,17 @@ def first_of_all(scores: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tens
     """Returns the places of the first k items by their scores, `[Q, I]`; as `TopItems.find`, but for `queries`."""
     scores = scores.index_put((excluded[:, 0], excluded[:, 1]), scores.new_tensor(NO_SCORE))
     return _first(scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores), k)
+
+
+def checked(values: Tensor, what: str) -> Tensor:
+    """Returns values; refuses those of a model that are not finite.
+
+    Raises:
+        InputError: A value is infinite or not a number.
+    """
+    if not values.isfinite().all():
+        raise InputError(f"the model computes a value {what} that is not finite; take another checkpoint")
+    return values
 
 
 def _first(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:

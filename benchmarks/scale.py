@@ -63,8 +63,8 @@ from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.data.dataset import FileSet
 from trainer.data.epoch_order import Lanes, default_lanes, ends_of, epoch_order, share_of, windows
+from trainer.data.file_outlines import COLUMNS, Outlines
 from trainer.data.files import DataFiles
-from trainer.data.outlines import COLUMNS, Outlines
 from trainer.extensions.managed_ids.blocks import Blocks
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests
 from trainer.extensions.managed_ids.row_map import RowMap

@@ -41,7 +41,7 @@ READING_ORDER = (
     "training/epochs",
     "training/sharded_model",
     "plan/sharding",
-    "training/take_steps",
+    "training/step_loop",
     "training/session",
     "training/cut",
     "training/step",

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     settle()
     words = _words_of_ranks(arguments)
     template = _template(words) if words is not None and _may_fork() else None
-    return import_quickly("trainer.torchrun").run_ranks(arguments, template)
+    return import_quickly("trainer.run_ranks").run_ranks(arguments, template)
 
 
 def _words_of_ranks(arguments: list[str]) -> list[str] | None:

@@ -37,7 +37,7 @@ COMMANDS = (
 )
 PART = "from trainer.models.dlrm import dlrm as build_model\n"
 # Ranks as hosts with GPUs have them, each a program of its own.
-RANKS = "import sys; from trainer.torchrun import run_ranks; sys.exit(run_ranks(sys.argv[1:], None))"
+RANKS = "import sys; from trainer.run_ranks import run_ranks; sys.exit(run_ranks(sys.argv[1:], None))"
 
 
 def type_in(folder, *words, programs=PROGRAMS, **environment):

@@ -15,7 +15,7 @@ import pytest
 from object_store import object_store
 
 from trainer.config.data import DataConfig
-from trainer.data import dataset, outlines
+from trainer.data import dataset, file_outlines
 from trainer.data import files as files_module
 from trainer.data.dataset import find_files
 from trainer.data.readers.parquet import ParquetReader
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_too_many_files_names_none(folder, tmp_path, monkeypatch
 
 
 def test_footers_on_an_object_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(outlines, "LEAST_FILES", 9)
+    monkeypatch.setattr(file_outlines, "LEAST_FILES", 9)
     with object_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)

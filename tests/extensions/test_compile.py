@@ -19,6 +19,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
+from trainer.models.dropout import samples_of
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3
@@ -120,6 +121,7 @@ def gradients(model, batch):
     """Returns the loss of a batch and its gradients, of all dense weights and of the embeddings."""
     for weight in model.optimizers.dense_parameters:
         weight.grad = None
+    samples_of(model.model).begin(0, 1, 0, batch.weights)
     loss, outputs = model.model(batch)
     loss.backward()
     found = [weight.grad for weight in model.optimizers.dense_parameters] + model.cut.gradients
@@ -133,7 +135,13 @@ def ratings(tmp_path_factory):
 
 
 def ready(ratings, name, **changes):
-    changes = {"train__compile": True, "train__nonfinite": "error", "data__validation": [], "data__test": []} | changes
+    changes = {
+        "train__compile": True,
+        "model__dropout": 0.1,
+        "train__nonfinite": "error",
+        "data__validation": [],
+        "data__test": [],
+    } | changes
     if ":" in name:
         return Config.model_validate(ready_made("dlrm", ratings, model__name=name, **changes))
     return Config.model_validate(ready_made(name, ratings, **changes))

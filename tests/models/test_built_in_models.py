@@ -19,6 +19,7 @@ WITHOUT_DENSE = ["dlrm", "dlrm_dcn", "wide_deep", "deepfm", "mmoe", "ple", "esmm
 
 
 def settings(data, name, steps=STEPS, evaluate=0, **changes):
+    changes = {"model__dropout": 0.1} | changes
     changes |= {"data__test": []} if evaluate else {"data__validation": [], "data__test": []}
     return ready_made(name, data, train__steps=steps, evaluate__every_steps=evaluate, **RATES, **changes)
 

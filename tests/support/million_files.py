@@ -10,8 +10,8 @@ from ranks import run_on_ranks
 
 from trainer.core.distributed import broadcast_from_rank0, process_group
 from trainer.data.dataset import FileSet, RowChoice, RowGroup
+from trainer.data.file_outlines import COLUMNS, Outlines
 from trainer.data.files import DataFiles
-from trainer.data.outlines import COLUMNS, Outlines
 
 FILES = 100_000
 

@@ -11,7 +11,10 @@ pytestmark = pytest.mark.more("test_tasks.py and test_sequences.py have micro-ba
 
 PARTS = [2, 4, 8]
 STEPS = 12  # three epochs, each of whose last batch is short
-MODELS = {"dlrm": {"name": "dlrm"}, "own": {"name": "custom:sum_of_embeddings", "arguments": {"depth": 3}}}
+MODELS = {
+    "dlrm": {"name": "dlrm", "dropout": 0.1},
+    "own": {"name": "custom:sum_of_embeddings", "arguments": {"depth": 3}},
+}
 PLANS = {1: ["table_wise"], 2: ["row_wise"], 4: ["table_row_wise"]}
 MATRIX = "ranks", numbers_of_ranks
 

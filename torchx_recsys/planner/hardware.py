@@ -30,7 +30,7 @@ class Gpu:
     """The vendor's data sheet."""
 
     def tflops(self, precision: Literal["fp32", "tf32", "bf16", "fp16"]) -> float:
-        """Returns the operations per second in a precision, in 10^12."""
+        """Returns the throughput at a precision, in 10^12 operations per second."""
         return {"fp32": self.fp32_tflops, "tf32": self.tf32_tflops}.get(precision, self.half_tflops)
 
 

@@ -307,7 +307,7 @@ def _parsed(manifest: str | None) -> Manifest | None:
 
 
 def files_of(manifest: str) -> dict[str, FileEntry] | None:
-    """Returns size and checksum of each file in a manifest; None if the manifest is damaged."""
+    """Returns the size and the checksum of each file in a manifest; None if the manifest is damaged."""
     found = _parsed(manifest)
     return found.files if found else None
 

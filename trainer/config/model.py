@@ -74,6 +74,8 @@ class ModelConfig(Section):
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
     label follows. In dbmtl, the layers that all tasks share."""
+    dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
+    """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512

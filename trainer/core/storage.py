@@ -123,7 +123,7 @@ class Storage:
         Args:
             path: The path.
             content: The new content.
-            private: Whether the file is for its owner alone; on an object store the bucket decides.
+            private: Whether only its owner may read the file; on an object store the bucket decides.
         """
         if self.is_object_store:  # replaces whole objects; a write elsewhere and a move take six requests
             self.pipe_file(path, content)

@@ -17,9 +17,9 @@ from trainer.core.errors import InputError, NoRows, StorageError, first_line
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
+from trainer.data.file_outlines import find_outlines
 from trainer.data.files import DataFiles
 from trainer.data.listing import list_patterns
-from trainer.data.outlines import find_outlines
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.formats import NAMES, format_of_bytes, make_reader
 

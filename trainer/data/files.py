@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from trainer.core.arrays import places_in_groups
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
-from trainer.data.outlines import Outlines
+from trainer.data.file_outlines import Outlines
 from trainer.data.readers.base import Column, Statistics
 from trainer.rules.plain_types import is_string, to_plain, to_texts
 

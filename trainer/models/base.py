@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from trainer.config.model import ModelConfig
+from trainer.models.dropout import Dropout, StepSamples
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ModelInputs:
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
+        samples: The samples that the model is about to compute, which dropout needs.
     """
 
     tables: EmbeddingBagCollection
@@ -47,6 +49,7 @@ class ModelInputs:
     dense_names: Sequence[str] = ()
     weighted_features: Collection[str] = ()
     pairs: Sequence[str] = ()
+    samples: StepSamples = field(default_factory=StepSamples)
 
     @property
     def labels(self) -> int:
@@ -57,6 +60,14 @@ class ModelInputs:
     def columns(self) -> list[int]:
         """Columns of each prediction: two of a pair, else one."""
         return [2 if name in self.pairs else 1 for name in self.predictions]
+
+    def dropout(self, from_the_end: bool = False) -> nn.Module:
+        """Returns a layer of dropout by `model.dropout`, whose masks are the same on any number of ranks.
+
+        Args:
+            from_the_end: Whether its inputs are `[B, L, ...]`, padded at the beginning; else they are `[B, ...]`.
+        """
+        return Dropout(self.config.dropout, self.samples, from_the_end) if self.config.dropout else nn.Identity()
 
 
 Predictions = dict[str, Tensor]

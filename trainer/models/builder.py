@@ -11,6 +11,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
+from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
@@ -50,6 +51,11 @@ def build_model(
             if not value.is_meta:
                 weights[name].copy_(value)
     check_names(built)
+    if model.dropout and not any(isinstance(module, Dropout) for module in built.modules()):
+        raise InputError(
+            f"model.dropout is {model.dropout}, but model.name '{model.name}' has no hidden layer here that it could "
+            "act on; give it hidden layers (inputs.dropout() in a model of your own), or leave it out"
+        )
     if not any(table_of_weight(path) for path, _ in built.named_parameters()):
         raise InputError(
             f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"

@@ -4,10 +4,10 @@ from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.mlp import MLP
 
 from trainer.models.base import ModelInputs
 from trainer.models.embeddings import name_in_model
+from trainer.models.hidden_layers import hidden_layers
 from trainer.models.pooled import PooledModel, vector_width
 
 
@@ -26,15 +26,15 @@ class BayesianTasks(nn.Module):
             for name in inputs.predictions
         }
         self._order = [*TopologicalSorter(self._depends_on).static_order()]
-        self.shared = MLP(width := vector_width(inputs), config.over_layers, device=device)
+        self.shared = hidden_layers(inputs, width := vector_width(inputs), config.over_layers)
         width = [width, *config.over_layers][-1]
-        self.towers = nn.ModuleDict({name: MLP(width, config.tower_layers, device=device) for name in self._order})
+        self.towers = nn.ModuleDict({name: hidden_layers(inputs, width, config.tower_layers) for name in self._order})
         widths = dict.fromkeys(self._order, [width, *config.tower_layers][-1])
         self.relations = nn.ModuleDict()
         for name, others in ((name, self._depends_on[name]) for name in self._order):
             if others:
                 width = widths[name] + sum(widths[other] for other in others)
-                self.relations[name] = MLP(width, config.relation_layers, device=device)
+                self.relations[name] = hidden_layers(inputs, width, config.relation_layers)
                 widths[name] = [width, *config.relation_layers][-1]
         columns = dict(zip(self._depends_on, inputs.columns, strict=True))
         self.heads = nn.ModuleDict(

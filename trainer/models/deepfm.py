@@ -4,7 +4,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.pooled import PooledModel, columns_that_share, equal_dimension, tower, vector_width
+from trainer.models.hidden_layers import tower
+from trainer.models.pooled import PooledModel, columns_that_share, equal_dimension, vector_width
 
 
 class WideAndDeep(nn.Module):
@@ -19,7 +20,7 @@ class WideAndDeep(nn.Module):
         super().__init__()
         width, columns = vector_width(inputs), sum(inputs.columns)
         self.wide = nn.Linear(width, columns, device=inputs.device)
-        self.deep = tower(width, inputs.config.over_layers, columns, inputs.device)
+        self.deep = tower(inputs, width, inputs.config.over_layers, columns)
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns logits `[B, T]`."""

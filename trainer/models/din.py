@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.pooled import tower
+from trainer.models.hidden_layers import tower
 from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
 
 
@@ -21,7 +21,7 @@ class TargetAttention(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         dimension, self._from_one = sequence_dimension(inputs), inputs.config.inner_product
-        self.weights = tower(4 * dimension, inputs.config.attention_layers, 1, inputs.device)
+        self.weights = tower(inputs, 4 * dimension, inputs.config.attention_layers, 1)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Returns the interest in a target, `[B, D]`, from `[B, L, D]`, `[B]` and `[B, D]`."""

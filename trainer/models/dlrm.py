@@ -9,6 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs
+from trainer.models.hidden_layers import completed
 from trainer.models.pooled import equal_dimension
 
 
@@ -98,4 +99,4 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
     built.sparse_arch = PooledVectors(inputs.tables)
     if inputs.dense_features == 0:
         built.dense_arch = LearnedVector(dimension, inputs.device)
-    return built
+    return completed(built, inputs)

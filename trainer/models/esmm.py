@@ -4,7 +4,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs, Predictions
-from trainer.models.pooled import PooledModel, tower, vector_width
+from trainer.models.hidden_layers import tower
+from trainer.models.pooled import PooledModel, vector_width
 
 
 class EntireSpace(nn.Module):
@@ -18,8 +19,8 @@ class EntireSpace(nn.Module):
         super().__init__()
         self._predictions = inputs.predictions
         width, layers = vector_width(inputs), inputs.config.tower_layers
-        self.click = tower(width, layers, 1, inputs.device)
-        self.conversion = tower(width, layers, 1, inputs.device)
+        self.click = tower(inputs, width, layers, 1)
+        self.conversion = tower(inputs, width, layers, 1)
 
     def forward(self, vector: Tensor) -> Predictions:
         """Returns ctr, cvr and ctcvr, as far as they are asked for, `[B]` each."""

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.mlp import MLP
 
 from trainer.models.base import ModelInputs
-from trainer.models.pooled import PooledModel, by_prediction, tower, vector_width
+from trainer.models.hidden_layers import hidden_layers, tower
+from trainer.models.pooled import PooledModel, by_prediction, vector_width
 
 
 class Experts(nn.Module):
@@ -14,7 +14,7 @@ class Experts(nn.Module):
     def __init__(self, count: int, width: int, inputs: ModelInputs) -> None:
         super().__init__()
         layers = inputs.config.experts.layers
-        self.networks = nn.ModuleList(MLP(width, layers, device=inputs.device) for _ in range(count))
+        self.networks = nn.ModuleList(hidden_layers(inputs, width, layers) for _ in range(count))
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns the outputs of all experts."""
@@ -40,7 +40,7 @@ class Towers(nn.Module):
         super().__init__()
         width, layers = inputs.config.experts.layers[-1], inputs.config.tower_layers
         columns = iter(inputs.columns)
-        self.towers = by_prediction(inputs, lambda: tower(width, layers, next(columns), inputs.device))
+        self.towers = by_prediction(inputs, lambda: tower(inputs, width, layers, next(columns)))
 
     def forward(self, vectors: list[Tensor]) -> Tensor:
         """Returns logits `[B, T]` for vectors `[B, H]`, one for each prediction."""

@@ -17,24 +17,21 @@ FLOAT_BITS, FLOAT_BIAS = 23, 127  # number of bits of a float32's fraction, and 
 class TransductionUnit(nn.Module):
     """Gated attention without a softmax: the sum of the weights is the strength of an interest.
 
-    Without the paper's dropout, so that a run on any number of ranks takes the same steps.
-
     Args:
         dimension: Columns of a token, `D`.
-        heads: Heads.
         length: The most tokens, which the weights are divided by.
-        has_times: Whether the tokens have times.
-        device: Device of the parameters.
+        inputs: The inputs of the model's builder.
     """
 
-    def __init__(self, dimension: int, heads: int, length: int, has_times: bool, device: torch.device) -> None:
+    def __init__(self, dimension: int, length: int, inputs: ModelInputs) -> None:
         super().__init__()
-        self._heads, self._length = heads, length
+        self._heads, self._length, device = inputs.config.attention_heads, length, inputs.device
         self.norm, self.attended_norm = (nn.LayerNorm(dimension, device=device) for _ in range(2))
         self.projections = nn.Linear(dimension, 4 * dimension, device=device)
         self.output = nn.Linear(dimension, dimension, device=device)
+        self.dropout = inputs.dropout(from_the_end=True)
         self.by_distance = nn.Parameter(torch.zeros(length, device=device))
-        self.by_time = nn.Parameter(torch.zeros(TIME_BUCKETS, device=device)) if has_times else None
+        self.by_time = nn.Parameter(torch.zeros(TIME_BUCKETS, device=device)) if inputs.config.target_time else None
 
     def forward(self, tokens: Tensor, present: Tensor, buckets: Tensor | None, asking: int) -> Tensor:
         """Returns the states of the last tokens, `[B, asking, D]`.
@@ -54,7 +51,7 @@ class TransductionUnit(nn.Module):
             bias = (bias + _looked_up(self.by_time, buckets[:, others:]))[:, None]
         weights = functional.silu(queries[:, :, others:] @ keys.mT + bias).tril(others)  # a token sees none after it
         attended = (weights @ (values * present[:, None, :, None]) / self._length).transpose(1, 2).flatten(2)
-        return tokens[:, others:] + self.output(self.attended_norm(attended) * gates[:, others:])
+        return tokens[:, others:] + self.output(self.dropout(self.attended_norm(attended) * gates[:, others:]))
 
 
 def _looked_up(bias: Tensor, places: Tensor) -> Tensor:
@@ -76,17 +73,9 @@ class LastToken(nn.Module):
         self._weighted = [place for place, name in enumerate(config.actions) if name in inputs.weighted_features]
         self._tokens = 2 if config.actions and not self._retrieves else 1  # of each item
         length = inputs.sequence_features[config.history] if config.history else 0
-        units = (
-            TransductionUnit(
-                dimension,
-                config.attention_heads,
-                self._tokens * length + (not self._retrieves),
-                config.target_time is not None,
-                inputs.device,
-            )
-            for _ in range(config.attention_blocks)
-        )
-        self.units = nn.ModuleList(units)
+        most = self._tokens * length + (not self._retrieves)
+        self.dropout = inputs.dropout(from_the_end=True)
+        self.units = nn.ModuleList(TransductionUnit(dimension, most, inputs) for _ in range(config.attention_blocks))
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor, *others: Tensor) -> Tensor:
@@ -110,7 +99,7 @@ class LastToken(nn.Module):
             each = torch.stack([items, torch.stack(actions).sum(0)], dim=2).flatten(1, 2) if actions else items
             tokens = torch.cat([each, target[:, None]], dim=1)
             present = functional.pad(self._for_each_token(present), (0, 1), value=True)
-        times = others[numbers:]
+        tokens, times = self.dropout(tokens), others[numbers:]
         buckets = self._buckets(at_the_end(times[0], lengths), times[1][:, None]) if times else None
         for place, unit in enumerate(self.units, 1):
             # Nobody reads the other states of the last unit.

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.core.errors import InputError
@@ -60,8 +59,3 @@ def columns_that_share(inputs: ModelInputs) -> Tensor:
     """Returns 1 for the columns that get a term shared by all predictions, `[columns]`; in a pair, label 1's column."""
     shares = [share for columns in inputs.columns for share in (0.0, 1.0)[-columns:]]
     return torch.tensor(shares, device=inputs.device)
-
-
-def tower(width: int, layers: list[int], outputs: int, device: torch.device) -> nn.Module:
-    """Returns hidden layers with ReLU, then a linear layer: `[B, width]` to `[B, outputs]`."""
-    return MLP(width, [*layers, outputs], activation_on_last=False, device=device)

@@ -9,19 +9,17 @@ from trainer.models.sequence_model import SequenceModel, sequence_dimension
 
 
 class AttentionBlock(nn.Module):
-    """Causal self-attention, then two layers for each item by itself, both with a residual and a norm before.
+    """Causal self-attention, then two layers for each item by itself; both with a residual and a norm before."""
 
-    Without the paper's dropout, so that a run on any number of ranks takes the same steps.
-    """
-
-    def __init__(self, dimension: int, heads: int, device: torch.device) -> None:
+    def __init__(self, dimension: int, inputs: ModelInputs) -> None:
         super().__init__()
-        self._heads = heads
+        self._heads, device = inputs.config.attention_heads, inputs.device
         self.norm, self.inner_norm = (nn.LayerNorm(dimension, device=device) for _ in range(2))
         self.projections = nn.Linear(dimension, 3 * dimension, device=device)
         self.output = nn.Linear(dimension, dimension, device=device)
         self.inner = nn.Linear(dimension, dimension, device=device)
         self.outer = nn.Linear(dimension, dimension, device=device)
+        self.dropout, self.inner_dropout = inputs.dropout(), inputs.dropout()
         # A bias of the keys adds the same to all products of a query, which softmax takes away: its gradient is what
         # rounding leaves of 0, which Adam makes as large as any, and other on another number of ranks.
         part = torch.ones(dimension, device=device)
@@ -35,8 +33,8 @@ class AttentionBlock(nn.Module):
         queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [B, heads, L, D / heads]
         # An item sees only the items before it, and padding comes last: no other mask is needed.
         seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        items = items + self.output(seen.transpose(1, 2).flatten(2))
-        return items + self.outer(self.inner(self.inner_norm(items)).relu())
+        items = items + self.dropout(self.output(seen.transpose(1, 2).flatten(2)))
+        return items + self.inner_dropout(self.outer(self.inner(self.inner_norm(items)).relu()))
 
 
 class LastState(nn.Module):
@@ -49,17 +47,15 @@ class LastState(nn.Module):
         length = inputs.sequence_features[config.history] if config.history else 1
         # By age, so that the newest item has the same position in every history.
         self.positions = nn.Embedding(length, dimension, device=inputs.device)
-        blocks = (
-            AttentionBlock(dimension, config.attention_heads, inputs.device) for _ in range(config.attention_blocks)
-        )
-        self.blocks = nn.Sequential(*blocks)
+        self.dropout = inputs.dropout()
+        self.blocks = nn.Sequential(*(AttentionBlock(dimension, inputs) for _ in range(config.attention_blocks)))
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Returns `[B, D]` or `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty."""
         last = (lengths.long() - 1).clamp(min=0)
         ages = (last[:, None] - torch.arange(history.shape[1], device=lengths.device)).clamp(min=0)
-        states = self.blocks(history + self.positions(ages))
+        states = self.blocks(self.dropout(history + self.positions(ages)))
         # Not take_along_dim, which torch.export takes for one number of samples only.
         newest = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
         state = self.norm(newest) * (lengths > 0)[:, None]

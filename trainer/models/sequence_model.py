@@ -11,7 +11,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs, Predictions
-from trainer.models.pooled import columns_that_share, tower, vector_width
+from trainer.models.dropout import samples_of
+from trainer.models.hidden_layers import tower
+from trainer.models.pooled import columns_that_share, vector_width
 
 # Samples whose lengths differ by no more are padded to the longest of them. So are few and short ones, to which a call
 # would cost more than the padding.
@@ -75,7 +77,7 @@ class _Network(nn.Module):
         self.interest, self._length, self._adds = interest, length, inputs.config.inner_product
         over = vector_width(inputs) + sequence_dimension(inputs) + (0 if self._adds else width)
         self.register_buffer("shares", columns_that_share(inputs), persistent=False)
-        self.over = tower(over, inputs.config.over_layers, sum(inputs.columns), inputs.device)
+        self.over = tower(inputs, over, inputs.config.over_layers, sum(inputs.columns))
 
     def forward(self, vector: Tensor, target: list[JaggedTensor], history: dict[str, JaggedTensor]) -> Tensor:
         """Returns logits `[B, T]`, from the target and its time, and from the history and what goes with its items."""
@@ -174,9 +176,10 @@ def _of_groups(
     groups: Sequence[tuple[np.ndarray, int]],
 ) -> Tensor:
     """Returns the interest of groups of samples, one group after the other."""
-    found = []
-    for inputs in _padded(history, target, groups):
-        found.append(interest(*inputs))
+    found, samples = [], samples_of(interest)
+    for (places, _), inputs in zip(groups, _padded(history, target, groups), strict=True):
+        with samples.only(places):
+            found.append(interest(*inputs))
     return torch.cat(found)
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs, Predictions
-from trainer.models.pooled import PooledModel, tower
+from trainer.models.hidden_layers import tower
+from trainer.models.pooled import PooledModel
 
 
 class TwoTowers(nn.Module):
@@ -27,10 +28,10 @@ class TwoTowers(nn.Module):
         self._of_item = [name in config.item_features for name in widths]
         self.query, self.item = (
             tower(
+                inputs,
                 sum(width for width, of_item in zip(self._widths, self._of_item, strict=True) if of_item is side),
                 config.tower_layers,
                 config.vector_dim,
-                inputs.device,
             )
             for side in (False, True)
         )

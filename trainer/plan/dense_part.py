@@ -25,6 +25,7 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
+from trainer.models.dropout import samples_of
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import WEIGHTINGS
@@ -132,6 +133,7 @@ def _rows(config: Config, world_size: int) -> tuple[int, int]:
 def _step(config: Config, model: ModelWithLoss, optimizers: list[Any], batch: Batch) -> None:
     for optimizer in optimizers:
         optimizer.zero_grad()
+    samples_of(model).begin(config.train.seed, 1, 0, batch.weights)
     predictions = model.losses.named(model.predict(batch))
     if _needs_other_ranks(config):
         loss = torch.stack([prediction.sum() for prediction in predictions.values()]).sum()

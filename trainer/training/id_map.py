@@ -66,7 +66,7 @@ class IdMap:
         return nullcontext()
 
     def end(self) -> None:
-        """Returns for good to the state of the latest step that began, when training ends."""
+        """Drops what was looked up ahead, when training ends: the state is that of the latest step that began."""
 
     def begin_anew(self) -> None:
         """Forgets when ids were used, for a run that counts its steps from 1."""

@@ -1,7 +1,7 @@
 """The training loop: from a configuration to a finished run.
 
 Read it from top to bottom. `train` starts the process group, `run` goes through the orders of samples, `_train_on`
-trains on a single order. The steps themselves are in `take_steps.py`.
+trains on a single order. The steps themselves are in `step_loop.py`.
 """
 
 from trainer.config.root import Config, check_training
@@ -13,7 +13,7 @@ from trainer.training.finish import Finished, finish
 from trainer.training.resume import Resume
 from trainer.training.setup import Job, begin_job, session_of
 from trainer.training.sharded_model import ShardedModel
-from trainer.training.take_steps import take_steps
+from trainer.training.step_loop import take_steps
 
 
 def train(config: Config, out: str, resume: Resume = "auto") -> None:

@@ -4,6 +4,7 @@ The tables look the whole batch up once and are updated once, because FBGEMM can
 GradientAccumulationWrapper updates tables after each slice, which gives other weights with any optimizer but SGD.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -41,9 +42,20 @@ def check_micro_batches(micro_batches: int, lanes: Lanes, world_size: int) -> No
 
 
 def forward_in_slices(
-    model: DistributedModelParallel, cut: Cut, micro_batches: list[Batch], loss_scale: LossScale
+    model: DistributedModelParallel,
+    cut: Cut,
+    micro_batches: list[Batch],
+    loss_scale: LossScale,
+    begin: Callable[[Batch, int], None],
 ) -> tuple[Tensor, Tensor]:
     """Computes the losses slice by slice, and the gradients of all microbatches but the last.
+
+    Args:
+        model: The model.
+        cut: The cut, which gives the model a slice of the embeddings at each call.
+        micro_batches: The local batch in slices.
+        loss_scale: Scales the losses before backward.
+        begin: Called before each slice with it and its number.
 
     Returns:
         The loss of the last microbatch, whose backward the caller runs, and the loss of the whole batch, detached.
@@ -54,10 +66,12 @@ def forward_in_slices(
     # On a GPU, DistributedDataParallel averages over the ranks, and only at the last microbatch. A single rank has no
     # such wrapper, and neither has a model without dense parameters.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
-        for micro_batch in others:
+        for number, micro_batch in enumerate(others):
+            begin(micro_batch, number)
             loss, outputs = model(micro_batch)
             with named_range(BACKWARD):
                 loss_scale.scale(loss).backward()
             losses.append(outputs.loss)
+    begin(last, len(others))
     loss, outputs = model(last)
     return loss, torch.stack([*losses, outputs.loss]).sum()

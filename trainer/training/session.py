@@ -1,7 +1,7 @@
 """A training run in progress: records steps, evaluates, saves and stops.
 
 `Session` is the object that the loop works with. It decides nothing about a step's arithmetic (`step.py`) and nothing
-about the order of events (`take_steps.py`): each method does a single thing that a step may be followed by.
+about the order of events (`step_loop.py`): each method does a single thing that a step may be followed by.
 """
 
 import json

@@ -19,6 +19,7 @@ from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, 
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.models.dropout import samples_of
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
@@ -91,7 +92,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._cut, self._averages, self._id_map = model.cut, model.averages, model.id_map
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
         self._world_size, self._step_state = context.world_size, state
-        self._seed, self._rank = config.train.seed, context.rank
+        self._seed, self._rank, self._samples = config.train.seed, context.rank, samples_of(model.model)
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
         self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
@@ -157,12 +158,20 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             self._id_map.begin(self._step, self._reset)
             self._finite.before_forward()
             if self._micro_batches == 1:
+                self._begin(batch, 0)
                 loss, outputs = self._model_with_loss(batch)
                 self._loss = outputs.loss
             else:
                 slices = batch.split(self._micro_batches)
-                loss, self._loss = forward_in_slices(self._model_with_loss, self._cut, slices, self._loss_scale)
+                loss, self._loss = forward_in_slices(
+                    self._model_with_loss, self._cut, slices, self._loss_scale, self._begin
+                )
             return loss, self._loss
+
+    def _begin(self, micro_batch: Batch, number: int) -> None:
+        """Tells the model which samples of the global batch come next."""
+        first = (self._rank * self._micro_batches + number) * len(micro_batch.weights)
+        self._samples.begin(self._seed, self._step, first, micro_batch.weights)
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients. Without a cut, fused optimizers update the tables inside backward."""

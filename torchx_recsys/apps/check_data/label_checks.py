@@ -89,7 +89,7 @@ DEVIATIONS = 5.0
 
 
 def check_label_rates(checked: Checked) -> Iterator[Finding]:
-    """Finds a file whose mean label deviates from the other files."""
+    """Finds a file whose mean label deviates from that of the other files."""
     for name in checked.probabilities:
         for measured in (one for one in checked.splits if name in one.tallies):
             files, tallies = measured.split.files.files, measured.tallies[name]

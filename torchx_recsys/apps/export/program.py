@@ -133,7 +133,7 @@ def save_program(program: ExportedProgram, file: Path) -> None:
 
 
 def _number_weights(program: ExportedProgram) -> None:
-    """Numbers the weights: torch writes their names into code, and a column may be called `class`."""
+    """Names weights by number: torch writes the names into code, where a column named `class` would be a keyword."""
     numbers = {name: f"weight_{place}" for place, name in enumerate([*program.state_dict, *program.constants])}
     for weights in (program.state_dict, program.constants):
         for name in [*weights]:

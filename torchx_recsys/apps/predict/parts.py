@@ -19,7 +19,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.storage import PARTIAL, named
 from trainer.data.dataset import RowGroup
 from trainer.data.epoch_order import Lanes, RowRange, RowSlice, row_slices
-from trainer.data.outlines import FOOTER_THREADS
+from trainer.data.file_outlines import FOOTER_THREADS
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")

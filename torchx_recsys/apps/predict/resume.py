@@ -126,7 +126,7 @@ def claimed(job: PartsJob, stop_requests: StopRequests, context: DistributedCont
 
 
 def _begin(job: PartsJob) -> tuple[Record, list[int]]:
-    """Writes the record of a new job, or compares the record with that of the job to continue.
+    """Writes the record of a new job, or compares it with the record of the job that is continued.
 
     Returns:
         The record that counts, and the numbers of the parts to make.

@@ -26,9 +26,9 @@ from trainer.config.features import columns_of, takes
 from trainer.core.console import plural
 from trainer.core.errors import InputError, first_line, some_of
 from trainer.core.secrets import without_secrets
+from trainer.data.file_outlines import Cache
 from trainer.data.files import texts_in_path
 from trainer.data.listing import version_at
-from trainer.data.outlines import Cache
 from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.csv_index import Blocks, CsvIndex, rows_of
 from trainer.data.readers.formats import COMPRESSIONS, ENDS

@@ -54,11 +54,11 @@ class Blocks:
             yield start + blocks * (end - start) // self.number
 
     def part_of(self, ids: np.ndarray, parts: int) -> np.ndarray:
-        """Returns the one of so many equal parts of the blocks whose rows each id can have, `[N]` to `[N]`."""
+        """Divides the blocks into equal parts, and returns the part whose rows each id can have, `[N]` to `[N]`."""
         return ((self.of_ids(ids) + 1) * parts - 1) // self.number
 
     def part(self, part: int, parts: int) -> "PartOfBlocks":
-        """Returns one of so many equal parts of the blocks."""
+        """Divides the blocks into `parts` equal parts, and returns one of them."""
         return PartOfBlocks(self, range(part * self.number // parts, (part + 1) * self.number // parts))
 
 

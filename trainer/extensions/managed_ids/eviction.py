@@ -22,7 +22,7 @@ NOTHING: Choice = (np.zeros(0, np.int64),) * 3
 
 
 class RowChoice:
-    """Chooses the rows of blocks that new ids get.
+    """Chooses the rows that new ids get in their blocks.
 
     In a table with room, most of them get the next row of their block; only then all its rows are looked at.
 

@@ -143,7 +143,7 @@ class ManagedIds(IdMap):
                     self._maps[table].redo(change)
 
     def end(self) -> None:
-        """Returns for good to the state of the latest step that began, when training ends."""
+        """Drops what was looked up ahead, when training ends: the state is that of the latest step that began."""
         self._undo()
         self._ahead.clear()
 

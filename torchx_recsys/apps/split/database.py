@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from trainer.core.errors import InputError, first_line
 
@@ -61,6 +62,11 @@ class Database:
         """Returns the only value of a query."""
         (value,) = self.row(query)
         return value
+
+    def batches(self, query: str, rows: int) -> pa.RecordBatchReader:
+        """Streams the rows of a query, so many at once."""
+        # sql() streams them; execute() would copy all of them.
+        return self._connection.sql(query).to_arrow_reader(rows)
 
     def types(self, relation: str) -> dict[str, str]:
         """Returns the type of each column of a table, a view or a function."""

@@ -13,9 +13,10 @@ from torchx_recsys.apps.split.cuts import EVENTS, SHARE, Cut, Keys, make_moments
 from torchx_recsys.apps.split.database import MIB_PER_THREAD, Database
 from torchx_recsys.apps.split.events import Events
 from torchx_recsys.apps.split.leaks import shared_knowledge
-from torchx_recsys.apps.split.log import Csv, Table, read_table
+from torchx_recsys.apps.split.log import Table, read_table
 from torchx_recsys.apps.split.past import averaged
 from torchx_recsys.apps.split.report import as_table, figures
+from torchx_recsys.apps.split.text_files import Csv
 from torchx_recsys.apps.split.write import refuse_other_files, staged, write_summary
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, some_of
@@ -119,7 +120,7 @@ def split(
         rule = cut.make(database, log, keys)
         told = [*events.leaks(leaks), *shared_knowledge(database, log, keys, by)]
         made = events.aggregates(whole(aggregate), smoothing)
-        made += events.histories(history, whole(history_with), whole(history_where))
+        made += events.histories(history, whole(history_with), whole(history_where), folder)
         known = events.known(items, users, Csv((), delimiter, nulls), folder)
         written = events.write(made, known, stage)
         summary = {

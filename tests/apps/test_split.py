@@ -430,7 +430,7 @@ WRONG = {
     "--items items.csv": "--items needs --item",
     "--items items.csv --item item": "more than one row with item = 1",
     "--users items.csv --user user": "no column 'user'",
-    "--memory-mib 1": "at least 128",
+    "--memory-mib 1": "at least 256",
     "--out log.csv": "a file; name a directory",
     "--out ''": "--out is empty",
     "--smoothing -1": "at least 0",

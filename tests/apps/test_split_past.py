@@ -93,7 +93,7 @@ def test_one_label_gives_a_rate_without_its_name_and_none_a_count_alone():
 
 
 def test_histories_that_are_made_in_several_parts():
-    """Lists of up to 4,000 items are made for 1,048 rows at once, and users and moments go across these."""
+    """Lists of up to 4,000 items are made for 262 rows at once, and users and moments go across these."""
     chance = random.Random(0)
     of = {"user": 2, "item": 1000, "stars": 6, "at": 900}
     events = [{name: chance.randrange(most) for name, most in of.items()} for _ in range(6000)]

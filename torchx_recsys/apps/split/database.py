@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trainer.core.errors import InputError, first_line
 
-MIB_PER_THREAD = 128  # sorting and windows of wide rows need more than counting
+MIB_PER_THREAD = 256  # sorting and writing rows with lists need more than counting
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,

@@ -17,7 +17,7 @@ from torchx_recsys.apps.split.database import Database, name, text
 from torchx_recsys.apps.split.log import ROW
 from torchx_recsys.apps.split.past import Made
 
-ELEMENTS = 1 << 22  # largest number of elements of the lists that are made at once
+ELEMENTS = 1 << 20  # largest number of elements of the lists that are made at once
 ROWS = 65_536
 
 

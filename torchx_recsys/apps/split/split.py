@@ -163,12 +163,13 @@ def _print_log(database: Database, log: Table) -> None:
 
 
 def _print(summary: Mapping[str, Any], out: str) -> None:
-    for name_, why in summary["left_out"].items():
-        print(f"left out '{name_}': {why}")
-    for name_, about in summary["labels"].items():
+    """Prints what was left out and made, the splits as a table, what is to be known, and what to type next."""
+    for column, why in summary["left_out"].items():
+        print(f"left out '{column}': {why}")
+    for column, about in summary["labels"].items():
         classes = about.get("classes", ())
         print(
-            f"label '{name_}': {about['rule']}"
+            f"label '{column}': {about['rule']}"
             + (f": {some_of(f'{i} {c}' for i, c in enumerate(classes))}" if classes else "")
         )
     print(summary["split_rule"], end="\n\n")
@@ -176,7 +177,7 @@ def _print(summary: Mapping[str, Any], out: str) -> None:
     for line in summary["told"]:
         print(f"note: {line}")
     print(f"data set in {without_secrets(out)}\n")
-    sources = [below(out, split_) for split_ in summary["splits"]]
+    sources = [below(out, one) for one in summary["splits"]]
     labels = [*summary["labels"]]
     words = ["python", "-m", "trainer", "check-data", "--source", *sources]
     words += [

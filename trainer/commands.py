@@ -120,6 +120,11 @@ COMMANDS = {
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
         "--out data/synthetic --rows 1000000",
     ),
+    "split": (
+        "torchx_recsys.apps.split.split:split",
+        "--source FILES --out DIR: cut a log of events into train, validation and test, with labels and the past.",
+        '--source ratings.csv --out data/mine --time timestamp --label "liked = rating >= 4"',
+    ),
     "check-data": (
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",

@@ -36,7 +36,7 @@ MODELS = {
 def build_model(
     data: DataConfig, model: ModelConfig, predictions: Mapping[str, int], device: torch.device
 ) -> nn.Module:
-    """Builds the model, which gives `predictions` of one or two columns, with its tables on the meta device.
+    """Builds the model, which gives `predictions` of so many columns, with its tables on the meta device.
 
     Raises:
         InputError: The model's name is unknown, or the model cannot be built from these features.
@@ -94,6 +94,7 @@ def _build(
         dense_names=list(data.dense),
         weighted_features=[name for name, feature in data.sparse.items() if feature.weights],
         pairs=[name for name, columns in predictions.items() if columns == 2],
+        classes={name: columns for name, columns in predictions.items() if columns > 2},
     )
     return builder(inputs)
 

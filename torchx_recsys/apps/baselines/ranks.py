@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from torchx_recsys.apps.baselines.items import Items, slices
 from torchx_recsys.apps.baselines.measure import finite
@@ -45,7 +46,7 @@ class MeasuredRanks:
         mine = scores[np.arange(len(asked)), own]
         for name in self._items.left_out:
             found = self._items.earlier(table, name)
-            seen = self._items.matrix(len(table), found)[asked].tocoo()
+            seen = sparse.coo_matrix(self._items.matrix(len(table), found)[asked])
             scores[seen.row, seen.col] = -np.inf
         scores[np.arange(len(asked)), own] = mine
         above, ties = (scores > mine[:, None]).sum(1), (scores == mine[:, None]).sum(1)

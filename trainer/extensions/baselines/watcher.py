@@ -48,7 +48,7 @@ class Baselines(Watcher):
         if self._kept:
             with run.tolerate_failed_writes():
                 run.directory.write_json(NAME, self._kept)
-                self.files = {"baselines": NAME}
+                self.files = {"baselines": NAME}  # pyrefly: ignore[read-only]
 
     def _found(self, run: RunView) -> Tree | None:
         url = url_of(run.config)

@@ -83,6 +83,10 @@ COMPONENTS = {
     ],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
+    "tools.importance": [
+        *("--config", "c.toml", "--out", "runs/a", "--split", "test", "--checkpoint", "best", "--metric", "auc"),
+        *("--rows", "1000", "--repeats", "3", "-j", "1x2"),
+    ],
     "tools.embed": [
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
         *("--source", "a.parquet,b", "--id_column", "item"),

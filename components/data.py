@@ -175,6 +175,34 @@ def vocabulary(
     ...
 
 
+@program("baselines")
+def baselines(
+    *args: str,
+    config: str,
+    to: str | None = None,
+    only: list[str] | None = None,
+    max_rows: int = 500_000,
+    user: str | None = None,
+    item: str | None = None,
+    overwrite: bool = False,
+) -> AppDef:
+    """Measures simple predictors on the rows of a configuration, to show beside every model.
+
+    Example: torchx run -s local_cwd data.baselines --config movielens
+
+    Args:
+        args: After `--`, overrides of the configuration file.
+        config: Configuration file (TOML), as the job sees it.
+        to: File to write, on any fsspec URL; by default report.baselines, or baselines.json beside the data.
+        only: Names of baselines, separated by commas; by default all that suit the tasks.
+        max_rows: Rows to train on, and to choose by, at most; of more rows a sample is taken.
+        user: Feature, group or column with the users; guessed by default.
+        item: Feature, group or column with the items; by default the catalogue's, or guessed.
+        overwrite: Replace the baselines of other rows.
+    """
+    ...
+
+
 @program("check-data", flags={"everything": "--all"})
 def check(
     *args: str,

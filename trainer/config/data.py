@@ -117,6 +117,9 @@ class CatalogueConfig(Section):
     """Column of the samples with a list of items, which sampled_softmax takes as negatives of that sample alone."""
     hard_negatives_per_sample: pydantic.PositiveInt = 1
     """Items taken from the beginning of each such list."""
+    exclude: Annotated[list[str], MayChange] = []
+    """Sparse features with items that the query has had already, which metrics over all items and recommended lists
+    leave out. The sample's own item stays in."""
 
     @property
     def hard(self) -> int:
@@ -313,6 +316,22 @@ class DataConfig(Section):
                 f"data.catalogue.hard_negatives_per_sample is {catalogue.hard_negatives_per_sample}, but "
                 "data.catalogue.hard_negatives is unset; set both or none"
             )
+        for name in catalogue.exclude:
+            self._check_excluded(name)
+
+    def _check_excluded(self, name: str) -> None:
+        """Refuses a feature whose ids are no ids of items."""
+        if name not in self.sparse:
+            raise InputError(
+                f"data.catalogue.exclude names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
+            )
+        feature = self.sparse[name]
+        for key in ("columns", "buckets", "transform"):
+            if (value := getattr(feature, key)) not in ([], "none"):
+                raise InputError(
+                    f"data.catalogue.exclude names '{name}', but data.sparse.{name}.{key} is {value!r}, which makes no "
+                    "ids of items; name a feature that reads such ids as they are"
+                )
 
     def rules(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Returns the keys that decide the values of the features, by name and by kind, `dense` or `sparse`."""

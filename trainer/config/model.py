@@ -201,7 +201,7 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
         _check_roles(roles, model, data)
     _check_beside_history(model, data)
     for name in data.raw:
-        if name not in (model.history_times, model.target_time):
+        if name not in (model.history_times, model.target_time, *data.catalogue.exclude):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
                 "with model.name hstu as model.history_times or model.target_time, or leave the feature out"
@@ -363,8 +363,9 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
             f"model.target alone; set it to ['{model.target}']"
         )
     read = (model.target, model.history, *model.actions, model.history_times, model.target_time)
+    unread = {name for name in data.raw if name in data.catalogue.exclude}
     for name in known if model.retrieves else ():
-        if name not in read or model.history is None:
+        if name not in (*read, *unread) or model.history is None:
             what = f"does not read '{name}'" if model.history else "needs model.history"
             raise InputError(f"model.item_features is set, but model.name '{model.name}' {what} to find the next item")
     if model.name == "two_tower" and not 0 < len(model.item_features) < len(known):

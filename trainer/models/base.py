@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.model import ModelConfig
 from trainer.models.dropout import Dropout
@@ -86,6 +87,7 @@ class BatchOutputs(NamedTuple):
         labels: Labels, `[B, L]`.
         weights: Weights of the samples, `[B]`.
         groups: Groups of the samples, `[B, G]`.
+        sparse: The ids of the samples; None in training.
     """
 
     loss: Tensor
@@ -93,6 +95,7 @@ class BatchOutputs(NamedTuple):
     labels: Tensor
     weights: Tensor
     groups: Tensor
+    sparse: KeyedJaggedTensor | None = None
 
 
 ModelBuilder = Callable[[ModelInputs], nn.Module]

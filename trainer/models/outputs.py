@@ -42,7 +42,7 @@ class ModelOutput:
 def model_outputs(config: Config) -> list[ModelOutput]:
     """Returns the outputs of a model in the order of its tasks, each once."""
     columns = config.predictions()
-    found = [output for task in config.named_tasks().values() for output in _outputs_of(task, columns)]
+    found = [output for task in config.named_tasks().values() for output in outputs_of(task, columns)]
     return list({output.name: output for output in found}.values())
 
 
@@ -65,7 +65,13 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
     return named | {name: named[name] * one.std + one.mean for name, one in scaled.items()}
 
 
-def _outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
+def outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
+    """Returns the outputs of a task: one, or of vectors those of the query and of the item.
+
+    Args:
+        task: The task.
+        columns: The columns of each prediction, as in `Config.predictions`.
+    """
     prediction = str(task.prediction)
     width = columns[prediction]
     if task.output == "vectors":

@@ -410,17 +410,19 @@ def test_text_becomes_classes(ratings):
     assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}
     assert tree["tasks"]["mood"]["loss"] == "softmax"
     assert test["accuracy"] > 0.6
+    page = ["--page", str(ratings / "mood.html"), "--time", "seconds", "--strict", "True"]
+    assert trainer(["check-data", str(ratings / "mood.toml"), *page]) == 0
 
 
 def test_items_are_found_where_every_label_is_1(ratings):
-    tree, test = trained(ratings, "seen")
+    tree, test = trained(ratings, "seen", "--strict", "True")
     assert tree["model"]["name"] == "two_tower"
     assert tree["model"]["item_features"] == ["film_id", "genre"]
     assert tree["tasks"]["seen"]["loss"] == "sampled_softmax"
     items = pq.read_table(ratings / "seen-items.parquet")
     assert items.num_rows == 40
     assert sum(items["train_rows"].to_pylist()) == 1800
-    assert test["recall@50"] == 1.0
+    assert test["recall@50"] == 1.0  # of forty
 
 
 def test_columns_that_teach_nothing_are_left_out_with_the_reason(ratings, capsys):

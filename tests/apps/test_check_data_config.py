@@ -440,6 +440,16 @@ def test_columns_that_teach_nothing_are_left_out_with_the_reason(ratings, capsys
     assert tomllib.loads(config.read_text())["data"]["groups"] == ["user_id"]
 
 
+def test_integers_are_ids_if_their_order_tells_less(tmp_path):
+    random = np.random.default_rng(0)
+    slot, level = random.integers(0, 100, 20_000), random.integers(0, 100, 20_000)
+    chance = 0.2 + 0.3 * random.integers(0, 2, 100)[slot] + 0.003 * level
+    table = {"slot": slot, "level": level, "clicked": (random.random(20_000) < chance).astype(int)}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = written(tmp_path, tmp_path / "a.parquet")["data"]
+    assert (data["dense"].keys(), data["sparse"].keys()) == ({"level"}, {"slot", "level_bucket"})
+
+
 def test_a_task_that_does_not_suit_the_label_is_refused_in_one_line(ratings, capsys):
     check = ["check-data", "--source", str(ratings), "--label"]
     for words, said in (

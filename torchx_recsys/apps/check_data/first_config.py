@@ -9,7 +9,6 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
 LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
-FEW_ROWS, SMALL = 64, 4  # tables of so few rows have so many columns: more of them only learn noise
 NEARLY_ZERO = 0.01  # range of the initial weights of tables, so that ids which training does not see change nothing
 PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
 UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
@@ -45,9 +44,6 @@ def guess_config(
     head: Tree = {} if reader == "parquet" else {"reader": reader}
     head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch}
     data = _renamed(data)
-    for feature in data["sparse"].values():
-        if feature["rows"] <= FEW_ROWS:
-            feature["dimension"] = SMALL
     model = _two_towers(data) if label.task == "items" else _model(data)
     return {
         "data": head | data,

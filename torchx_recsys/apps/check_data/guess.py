@@ -30,6 +30,7 @@ ID = re.compile(
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
 INPUTS = ("present", "values", "lengths", "weights")  # suffixes that an exported model adds to the name of a feature
 BUCKETS, ROWS_OF_BUCKET = 32, 20  # most buckets of a number, and least rows in each
+BUCKET_DIM = 4  # columns of their tables: with more, numbers of few rows only learn noise
 NEW, SEEN = 0.95, 0.5  # an id is left out if of its ids in a later split this share is new, though training saw as many
 REPEATED = 5  # occurrences of an id, on average, from which it is worth a row of its own though it may be a number
 CLEARLY = 4  # a difference of two AUCs that is no chance, as a multiple of the root of the rows
@@ -88,6 +89,7 @@ def guess_data(profiles: Mapping[str, Profile], label: Label) -> tuple[Tree, dic
                     "column": name,
                     "rows": len(edges) + 1,
                     "buckets": edges,
+                    "dimension": BUCKET_DIM,
                 }
     return tree, left_out
 

@@ -56,7 +56,7 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
         # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
         parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
-    return {name: prediction.float() for name, prediction in predictions.items()}
+    return {name: one.float() if one.is_floating_point() else one for name, one in predictions.items()}
 
 
 def _outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:

@@ -69,7 +69,8 @@ def test_a_position_is_the_end_of_a_shorter_history(name, keys):
     assert found[EARLIER_PAIRS].shape == (len(LENGTHS), LONGEST - 1, 2, DIMENSION)
     weight = built.interest.positions.weight.data.clone() if name == "sasrec" else None
     if "item_bias" in keys:
-        assert (ends["next"][:, 0, 0] == 1).all() and torch.equal(ends["next"][:-1, 1, 0], table[item[:-1], 0])
+        assert (ends["next"][:, 0, 0] == 1).all()
+        assert torch.equal(ends["next"][:-1, 1, 0], table[item[:-1], 0])
     for sample, (one, time) in enumerate(zip(past.split(LENGTHS), at.split(LENGTHS), strict=True)):
         known = [int(item[sample]) if item_lengths[sample] else -1, *one[1:].tolist()]
         assert found[ROWS_OF_ITEMS][sample].tolist() == known + [-1] * (LONGEST - len(known))

@@ -83,6 +83,62 @@ def synthetic(
     ...
 
 
+@program("split", choices={"leaks": ("refuse", "tell")})
+def split(
+    *args: str,
+    source: list[str],
+    out: str,
+    by: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    label: list[str] | None = None,
+    time: str | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    keep: list[str] | None = None,
+    drop: list[str] | None = None,
+    aggregate: list[str] | None = None,
+    history: int = 0,
+    history_with: list[str] | None = None,
+    history_where: list[str] | None = None,
+    items: str | None = None,
+    users: str | None = None,
+    catalogue: bool = False,
+    leaks: str = "refuse",
+    memory_mib: int = 1024,
+    overwrite: bool = False,
+) -> AppDef:
+    """Cuts a log of events into train, validation and test, with labels, the past of each row, and a catalogue.
+
+    Example: torchx run -s local_cwd data.split --source ratings.csv --out data/mine --label "liked = rating >= 4"
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer split`.
+        source: The log, CSV, TSV or Parquet: files, globs or directories on any fsspec URL, separated by commas.
+        out: Directory or fsspec URL to write the splits to.
+        by: time, user, share, or last, which holds back the last events of each user; by default time with --time.
+        validation: A share, such as 0.1; by time also the moment at which it begins; by last, a number of events.
+        test: The same for test.
+        label: Labels, separated by commas: "liked = rating >= 4", "seconds = watched" or "label = 1".
+        time: The column of an event's time.
+        user: The column of the user.
+        item: The column of the item.
+        keep: Conditions that a row must meet, such as "rating != 3", separated by commas.
+        drop: Columns to leave out, separated by commas.
+        aggregate: Columns whose counts and mean labels of earlier rows every row gets, separated by commas.
+        history: Most items of a user before a row to list in ITEM_history; 0 makes no list.
+        history_with: Columns whose values are listed beside these items, separated by commas.
+        history_where: Conditions that an event must meet to be in a history, separated by commas.
+        items: File with a row for each item, whose columns every row gets.
+        users: The same for users.
+        catalogue: Write items.parquet, a row for each item.
+        leaks: refuse a column that gives a label away, or tell of it.
+        memory_mib: Memory of DuckDB in MiB; what does not fit goes to files in the temporary directory.
+        overwrite: Replace a data set in OUT.
+    """
+    ...
+
+
 @program("vocabulary")
 def vocabulary(
     *args: str,
@@ -119,12 +175,41 @@ def vocabulary(
     ...
 
 
+@program("baselines")
+def baselines(
+    *args: str,
+    config: str,
+    to: str | None = None,
+    only: list[str] | None = None,
+    max_rows: int = 500_000,
+    user: str | None = None,
+    item: str | None = None,
+    overwrite: bool = False,
+) -> AppDef:
+    """Measures simple predictors on the rows of a configuration, to show beside every model.
+
+    Example: torchx run -s local_cwd data.baselines --config movielens
+
+    Args:
+        args: After `--`, overrides of the configuration file.
+        config: Configuration file (TOML), as the job sees it.
+        to: File to write, on any fsspec URL; by default report.baselines, or baselines.json beside the data.
+        only: Names of baselines, separated by commas; by default all that suit the tasks.
+        max_rows: Rows to train on, and to choose by, at most; of more rows a sample is taken.
+        user: Feature, group or column with the users; guessed by default.
+        item: Feature, group or column with the items; by default the catalogue's, or guessed.
+        overwrite: Replace the baselines of other rows.
+    """
+    ...
+
+
 @program("check-data", flags={"everything": "--all"})
 def check(
     *args: str,
     config: str | None = None,
     source: list[str] | None = None,
     label: str | None = None,
+    task: str | None = None,
     rows: int = 50_000,
     everything: bool = False,
     time: str | None = None,
@@ -146,6 +231,7 @@ def check(
         config: Configuration file (TOML), as the job sees it; without it, source.
         source: Files, globs or directories on any fsspec URL, separated by commas, instead of a configuration.
         label: The column to predict, with source; guessed by default.
+        task: What to learn of it: binary, values, classes, or items; guessed by default.
         rows: Rows of each split from which figures are computed.
         everything: Read all rows, not only some row groups.
         time: Column of numbers or times along which to follow the label rate.

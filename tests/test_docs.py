@@ -167,6 +167,7 @@ def test_error_messages_are_as_shown(runs, monkeypatch, capsys):
     assert sorted(said) == sorted(shown_errors)
 
 
+@pytest.mark.more("trains runs of every kind")
 @pytest.mark.parametrize("name", ["mine", "my_model", "planned", "flags"])
 def test_files_and_keys_of_a_run_are_documented(name, runs):
     page = (ROOT / "docs/reference/run_directory.md").read_text()

@@ -102,6 +102,7 @@ def test_the_console_command_is_python_m_trainer(programs, newcomer, words):
     assert len({(done.returncode, done.stdout, done.stderr) for done in typed}) == 1
 
 
+@pytest.mark.more("test_own_modules.py has such a directory")
 def test_the_console_command_finds_modules_of_the_directory_but_none_of_the_names_of_ours(programs, tmp_path):
     (tmp_path / "trainer.py").write_text("raise RuntimeError('not the project')\n")
     (tmp_path / "rows.csv").write_text("user,label\n" + "".join(f"u{row % 7},{row % 2}\n" for row in range(64)))
@@ -135,6 +136,7 @@ def test_names_of_the_version_before_are_found_beside_a_users_own(programs, tmp_
 NOBODY = "unshare --user --map-user=54321 --map-group=54321 env --unset HOME --unset USER --unset LOGNAME"
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize(
     "command",
     [

@@ -30,6 +30,16 @@ COMMANDS = {
         "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
         "runs/movielens/config.toml --out runs/movielens --source data/movielens/test --to data/predicted",
     ),
+    "importance": (
+        "torchx_recsys.apps.importance.importance:importance",
+        "CONFIG --out RUN_DIR: find which features matter, by permuting one after the other.",
+        "runs/movielens/config.toml --out runs/movielens",
+    ),
+    "recommend": (
+        "torchx_recsys.apps.recommend.recommend:recommend",
+        "CONFIG --out RUN_DIR: list the top items of the catalogue for users.",
+        "movielens_two_tower --out runs/two_tower --user-column user_id --users 42 7",
+    ),
     "embed": (
         "torchx_recsys.apps.embed.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
@@ -120,10 +130,20 @@ COMMANDS = {
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
         "--out data/synthetic --rows 1000000",
     ),
+    "split": (
+        "torchx_recsys.apps.split.split:split",
+        "--source FILES --out DIR: cut a log of events into train, validation and test, with labels and the past.",
+        '--source ratings.csv --out data/mine --time timestamp --label "liked = rating >= 4"',
+    ),
     "check-data": (
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
         "--source data/mine --write-config mine.toml",
+    ),
+    "baselines": (
+        "torchx_recsys.apps.baselines.baselines:baselines",
+        "CONFIG: measure simple predictors on the same rows, to show beside every model.",
+        "movielens",
     ),
     "vocabulary": (
         "torchx_recsys.apps.vocabulary.vocabulary:vocabulary",

@@ -209,6 +209,7 @@ def test_one_malformed_line_too_many(tmp_path):
         criteo((source,), str(tmp_path / "out"), max_malformed=4)
 
 
+@pytest.mark.more("rare")
 def test_a_killed_conversion_goes_on(tmp_path):
     source = write(tmp_path / "train.txt", make_lines(2000) * 100)
     arguments = ["--source", source, "--source-bytes-per-file", "2000000", "--workers", "2"]
@@ -247,6 +248,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path):
         criteo((write(tmp_path / "train.txt", make_lines(10)),), str(tmp_path / "out"))
 
 
+@pytest.mark.more("measures processes of their own")
 def test_memory_does_not_grow_with_the_file(tmp_path):
     block = ("\n".join(make_lines(4000)) + "\n").encode()
     with (tmp_path / "train.txt").open("wb") as file:

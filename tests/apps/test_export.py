@@ -47,7 +47,8 @@ def runs(matrix, tmp_path_factory):
         train__steps=STEPS,
     )
     here = {"train__steps": STEPS, **RATES}
-    trees = {name: ready_made(name, ratings, **here) for name in matrix}
+    layers = {"model__dropout": 0.2, "model__normalization": "batch", "model__activation": "silu"}
+    trees = {name: ready_made(name, ratings, **layers, **here) for name in matrix}
     trees |= {
         "rules": every_rule,
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),
@@ -140,12 +141,14 @@ def test_raw_rows_have_the_evaluation_of_the_trainer(runs, exports, run):
         assert log_loss == pytest.approx(found[f"log_loss/{label}" if run == "rules" else "log_loss"], rel=1e-6)
 
 
+@pytest.mark.more("test_averages.py has both")
 def test_trained_weights_instead_of_averages(runs, exports, tmp_path):
     directory = export(runs, "rules", tmp_path, "--averages", "False")
     assert parity_of(directory)["answers"] != parity_of(exports["rules"])["answers"]
     assert json.loads((directory / "signature.json").read_text())["averages"] is False
 
 
+@pytest.mark.more("rare")
 def test_a_key_that_a_resume_may_change_does_not_stand_in_the_way(runs, exports, tmp_path):
     directory = export(runs, "rules", tmp_path, "--data.sparse.user.evict", "least_recent")
     assert parity_of(directory) == parity_of(exports["rules"])
@@ -213,6 +216,7 @@ def test_what_stands_in_the_way_of_a_model_of_ones_own_is_said_in_one_line(runs,
     assert not to.exists()
 
 
+@pytest.mark.more("rare")
 def test_what_an_interrupted_export_left_is_replaced(runs, tmp_path):
     (tmp_path / "step-10").mkdir()
     (tmp_path / "step-10/model.pt2").write_text("half")

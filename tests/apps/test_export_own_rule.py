@@ -105,6 +105,7 @@ FORMS = {
 }
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "form"), [*(("Blocks", form) for form in FORMS), ("BlocksInTorch", "program"), ("BlocksInTorch", "onnx")]

@@ -114,6 +114,7 @@ def test_files_are_smaller(exports):
         assert sizes["none"] - sizes[name] == (tables["none"] - tables[name]) * rows
 
 
+@pytest.mark.more("test_little_is_lost_and_the_signature_says_how_much asks it")
 def test_parity_rows_are_those_of_the_quantized_model(exports):
     directories = [exports[name] for name in ALLOWED]
     for directory, found in zip(directories, ask(*((d, parity_of(d)["columns"]) for d in directories)), strict=True):

@@ -15,6 +15,8 @@ from torchx_recsys.apps.serve.source import Source
 from trainer.core.run_directory import RunDirectory
 from trainer.run.lock import RunLock
 
+pytestmark = pytest.mark.more("two exports at the same moment are rare")
+
 INT8 = ("--quantize", "int8")
 
 

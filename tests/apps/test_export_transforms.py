@@ -68,6 +68,7 @@ def test_an_export_answers_as_predictions_do(exported, columns, predicted):
     assert np.ptp(predicted) > 1e-2
 
 
+@pytest.mark.more("test_an_export_answers_as_predictions_do has every transform")
 def test_every_feature_matters(exported, columns):
     """An export would pass with rules that it leaves out, if none of them changed an answer."""
     others = {name: columns | {name: values[1:] + values[:1]} for name, values in columns.items()}

@@ -62,6 +62,7 @@ def brute_force(config, hosts):
     return found
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("plenty", [(), ("--planner.memory-gib", "40", "--data.global-batch-size", "3840")])
 def test_the_answer_is_that_of_brute_force(large, prices, capsys, plenty):

@@ -166,6 +166,7 @@ def test_later_labels_change_nothing():
     assert not np.array_equal(sums, again[1])
 
 
+@pytest.mark.more("test_synthetic.py has two runs, too")
 def test_a_second_run_gives_the_same(made, wheel):
     out = made[0]
     before = (out / "test/part-00000.parquet").read_bytes()

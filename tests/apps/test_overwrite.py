@@ -104,6 +104,7 @@ def test_a_file_is_replaced_only_on_request(words, run, rows, tmp_path):
     assert [file.read_bytes() for file in there].count(PRECIOUS.encode()) == 3
 
 
+@pytest.mark.few(2, "two stand for all")
 @pytest.mark.parametrize(("words", "name"), DIRECTORIES.values(), ids=[" --".join(flag) for flag in DIRECTORIES])
 def test_a_directory_of_something_else_is_refused(words, name, run, rows, tmp_path, capfd):
     (tmp_path / "folder").mkdir()

@@ -106,6 +106,7 @@ FAULTS = {
 """What happened to a day, and the rule by which its model is refused."""
 
 
+@pytest.mark.more("test_publish_refuse_go_on_and_roll_back refuses one")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_model_of_a_bad_day_is_refused_by_the_rule(movielens, fault):
     """The rules see what a run over the day would record: the metrics of the model before it is trained on."""
@@ -137,6 +138,7 @@ def current(folder):
     return json.loads((folder / "exports/current.json").read_text())["directory"]
 
 
+@pytest.mark.more("test_publish_refuse_go_on_and_roll_back refuses one")
 def test_a_model_that_answers_otherwise_or_is_larger_is_refused(movielens, capfd):
     """The export of another model, whose segment is right, beside those of the run."""
     words = ["export", str(movielens / "config.toml"), "--to", str(movielens / "exports"), "--out"]

@@ -79,6 +79,7 @@ def until(is_so) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.few(1, "one stands for all")
 def test_it_takes_over_whatever_current_json_names(exports, tmp_path):
     to = copied(exports, tmp_path / "to", *STEPS[1:], STEPS[0])
     served = Served(to / "step-5", tmp_path, *FOLLOWED)

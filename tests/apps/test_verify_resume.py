@@ -144,6 +144,7 @@ def test_a_ready_made_configuration_passes(folder, verified, name):
     assert json.loads((kept / "resumed-on-2/run.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.more("test_managed_ids.py resumes them")
 def test_managed_ids_pass(verified):
     done = verified["managed"]
     assert done.returncode == 0, done.stderr[-3000:]

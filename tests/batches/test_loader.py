@@ -257,6 +257,7 @@ raise ImportError
 """
 
 
+@pytest.mark.more("pandas is rarely there")
 def test_pandas_is_imported_by_one_thread(folder, tmp_path):
     (tmp_path / "pandas.py").write_text(PANDAS)
     read = f"from test_loader import run; run({folder!r}, stop=1)"

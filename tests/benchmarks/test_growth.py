@@ -12,6 +12,7 @@ from trainer.core.distributed import process_group
 from trainer.core.run_directory import RunDirectory
 
 
+@pytest.mark.more("measures")
 @pytest.mark.slow
 def test_each_number_of_tables_is_measured_in_each_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_growth, "TABLES", (2, 3))

@@ -6,6 +6,7 @@ from benchmarks import scale
 from benchmarks.scale import BYTES, RANKS, SECONDS, Measured, Row, render, rows
 
 
+@pytest.mark.more("measures")
 @pytest.mark.slow
 def test_every_row_has_a_value(monkeypatch):
     for name, value in {"ROW_GROUPS": 1000, "TABLES": 3, "SHARDS": 8, "CHECKPOINTS": 2}.items():

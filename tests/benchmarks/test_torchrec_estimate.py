@@ -18,6 +18,8 @@ from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS, Table, all_opti
 from trainer.config.plan import CommsConfig
 from trainer.plan.sharding import SequenceSharder, Sharder
 
+pytestmark = pytest.mark.more("compares with TorchRec, and tests no promise")
+
 CLUSTERS = [(1, 1), (4, 4), (16, 8), (64, 8), (6, 2)]
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
 

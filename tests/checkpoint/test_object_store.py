@@ -208,6 +208,7 @@ def test_a_save_that_fails_briefly_is_retried(disturbed):
     assert "saving is tried again in 1 s: [Errno 121] InternalError was asked for" in disturbed["output"]
 
 
+@pytest.mark.more("rare")
 def test_denied_permission_loses_checkpoints_but_no_step(disturbed, baseline):
     output = disturbed["output"]
     assert re.search(r"NOT SAVED: rank \d: AccessDenied .*; training continues, and the next save is tried\n", output)

@@ -117,6 +117,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.more("rare")
 def test_a_committed_checkpoint_survives_a_power_cut(file, tmp_path):
     """Every file of it was synced at its full length, and so were the directories that name them."""
     arguments = ["train", file, "--out", tmp_path / "out", "--train.steps", 4]

@@ -101,6 +101,7 @@ def test_lines_are_kept_by_their_step_in_any_order(before, last_step, discarded,
             assert run.read_records("log.jsonl") == log.records() == expected
 
 
+@pytest.mark.more("measures memory")
 @pytest.mark.parametrize("resumed_from", [0, 60_000, 10**6])
 def test_the_lines_of_a_long_run_are_not_in_memory(tmp_path, resumed_from):
     run = RunDirectory(str(tmp_path))

@@ -63,6 +63,7 @@ def test_a_slow_rank_is_named_and_the_job_goes_on(file, tmp_path):
     assert "step 2/2" in output
 
 
+@pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_does_not_answer_is_named(file, tmp_path, rank):

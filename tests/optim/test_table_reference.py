@@ -26,6 +26,8 @@ from trainer.data.epoch_order import Lanes
 from trainer.models.base import ModelInputs
 from trainer.models.embeddings import collections, initialize_tables
 
+pytestmark = pytest.mark.more("test_sharding.py trains tables as plain torch does, too")
+
 STEPS, BATCH, RANKS = 20, 64, (1, 2, 4)
 SHARDED = ("table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard")
 COLUMN_SHARDED = ("column_wise", "grid_shard")

@@ -218,6 +218,7 @@ def test_a_job_uses_the_plan_that_the_plan_command_wrote(tmp_path):
     assert json.loads((tmp_path / "run/plan.json").read_text()) == json.loads((tmp_path / "plan.json").read_text())
 
 
+@pytest.mark.more("rare")
 @pytest.mark.slow
 def test_a_hundred_thousand_shards_make_a_small_file(tmp_path):
     shapes = {f"t{number:04}": (10_000_019, 64) for number in range(100)}

@@ -12,6 +12,8 @@ from jobs import config, launch_rounds, losses
 from trainer.batches.batch import SingleIds, of_block
 from trainer.batches.rows import NO_ID
 
+pytestmark = pytest.mark.more("the presets have single ids")
+
 ROWS, STEPS = 640, 10
 KINDS = {
     "whole": ["table_wise"] * 4,

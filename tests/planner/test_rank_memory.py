@@ -36,6 +36,7 @@ def test_all_cases_are_kept():
     assert {one["ranks"] for one in FIGURES.values()} == {1, 2, 4}
 
 
+@pytest.mark.more("measures")
 @pytest.mark.slow
 def test_predictions_are_close_to_what_was_measured():
     errors = {case: abs(error(case, one)) for case, one in FIGURES.items()}

@@ -149,6 +149,7 @@ def test_plans_are_close_to_the_bound(number, topology, gap, seed):
     assert solve(random_tables(number, seed), topology).gap <= gap
 
 
+@pytest.mark.more("searches for half a minute")
 @pytest.mark.slow
 def test_memory_for_time():
     """The fullest rank takes the less memory, the more time a plan may take, and the plan takes no more."""

@@ -34,10 +34,41 @@ COMPONENTS = {
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
+    "data.split": [
+        *(
+            "--source",
+            "a.csv,b",
+            "--out",
+            "s3://b/mine",
+            "--time",
+            "t",
+            "--user",
+            "u",
+            "--item",
+            "i",
+            "--catalogue",
+            "True",
+        ),
+        *(
+            "--label",
+            "liked = rating >= 4,good = rating >= 5",
+            "--aggregate",
+            "u,i",
+            "--history",
+            "9",
+            "--",
+            "--seed",
+            "1",
+        ),
+    ],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
     "data.check": [
         *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),
         *("--statistics", "s.json", "--strict", "True", "--", "--data.train", "a.parquet"),
+    ],
+    "data.baselines": [
+        *("--config", "c.toml", "--to", "s3://b/baselines.json", "--only", "label rate,EASE", "--max_rows", "1000"),
+        *("--user", "user", "--overwrite", "True", "--", "--data.test", "a.parquet"),
     ],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": [
@@ -52,6 +83,10 @@ COMPONENTS = {
     ],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
+    "tools.importance": [
+        *("--config", "c.toml", "--out", "runs/a", "--split", "test", "--checkpoint", "best", "--metric", "auc"),
+        *("--rows", "1000", "--repeats", "3", "-j", "1x2"),
+    ],
     "tools.embed": [
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
         *("--source", "a.parquet,b", "--id_column", "item"),

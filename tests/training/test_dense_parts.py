@@ -14,6 +14,8 @@ from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 
+pytestmark = pytest.mark.more("test_nonfinite.py trains parts, too")
+
 STEPS, EPOCH, STOP = 12, 4, 5
 FROZEN = "dense_arch.model._mlp.1._linear.weight"
 REPLICATED = {"s0": {"sharding_types": ["data_parallel"]}}

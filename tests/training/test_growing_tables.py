@@ -11,6 +11,8 @@ from torchx_recsys.apps.runs.saved_tensors import read_tensors
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.models.embeddings import table_of_weight
 
+pytestmark = pytest.mark.more("test_finetune.py has more ids, too")
+
 STEPS, ROWS, MORE = 4, 110, 300
 KINDS = ("row_wise", "column_wise", "data_parallel")
 

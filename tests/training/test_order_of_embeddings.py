@@ -12,6 +12,8 @@ from jobs import config, launch_rounds, losses, write_rows
 
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_sharding.py and test_export.py have the usual order")
+
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STEPS, HALF = 12, 6
 # Two features share a table, with another one between them.

@@ -14,6 +14,8 @@ import torch
 from jobs import launch_rounds, losses, saved_tensors
 from sequences import ITEMS, retrieval_config, sequence_config, write_histories
 
+pytestmark = pytest.mark.more("test_built_in_models.py trains these models on several ranks")
+
 MODELS, KINDS, RANKS = ("din", "sasrec", "hstu"), ("table_wise", "row_wise", "column_wise"), (1, 2, 4)
 STEPS, HALF = 14, 7
 SAMPLED = [

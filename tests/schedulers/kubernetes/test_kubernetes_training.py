@@ -41,6 +41,7 @@ def test_volcano_runs_it_to_the_end(cluster, torchx, train):
     assert len(losses(cluster.image / "runs/volcano")) == STEPS
 
 
+@pytest.mark.more("test_jobset_restarts.py has restarts")
 def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, torchx, train):
     handle = torchx("run", "-s", "jobset", *train("jobset")).stdout.strip()
     run = cluster.image / "runs/jobset"

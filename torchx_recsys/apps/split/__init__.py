@@ -1,0 +1,1 @@
+"""Cuts a log of events into train, validation and test, with DuckDB."""

@@ -1,0 +1,186 @@
+"""`python -m trainer split`: from a log of events to train, validation and test.
+
+python -m trainer split --source ratings.csv --out data/mine --time timestamp --label "liked = rating >= 4"
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from torchx_recsys.apps.split.conditions import whole
+from torchx_recsys.apps.split.cuts import EVENTS, SHARE, Cut, Keys, make_moments
+from torchx_recsys.apps.split.database import MIB_PER_THREAD, Database
+from torchx_recsys.apps.split.events import Events
+from torchx_recsys.apps.split.leaks import shared_knowledge
+from torchx_recsys.apps.split.log import Csv, Table, read_table
+from torchx_recsys.apps.split.past import averaged
+from torchx_recsys.apps.split.report import as_table, figures
+from torchx_recsys.apps.split.write import refuse_other_files, staged, write_summary
+from trainer.core.console import next_commands, plural
+from trainer.core.errors import InputError, some_of
+from trainer.core.secrets import without_secrets
+from trainer.core.storage import below
+
+
+def split(
+    source: tuple[str, ...],
+    out: str,
+    by: Literal["time", "user", "share", "last"] | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    label: tuple[str, ...] = (),
+    time: str | None = None,
+    user: str | None = None,
+    item: str | None = None,
+    keep: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    aggregate: tuple[str, ...] = (),
+    smoothing: float = 5.0,
+    history: int = 0,
+    history_with: tuple[str, ...] = (),
+    history_where: tuple[str, ...] = (),
+    items: str | None = None,
+    users: str | None = None,
+    catalogue: bool = False,
+    leaks: Literal["refuse", "tell"] = "refuse",
+    columns: tuple[str, ...] = (),
+    delimiter: str | None = None,
+    nulls: tuple[str, ...] = ("NULL", "null", "\\N"),
+    seed: int = 0,
+    memory_mib: int = 1024,
+    threads: int = 0,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Cuts a log of events, CSV, TSV or Parquet, into train, validation and test.
+
+    OUT gets the directories train, validation and test with a Parquet file each, in the order of time, and
+    summary.json. It is there as a whole or not at all.
+
+    DuckDB does the work, in --memory-mib of memory; a larger log goes to files in the temporary directory.
+
+    Args:
+        source: The log: files, globs or directories, on any fsspec URL. A row is an event.
+        out: Directory to write to, on any fsspec URL.
+        by: time: train is earlier than validation, and validation than test. user: all rows of a user are in one split.
+            share: rows by chance, equal rows in the same split. last: the last events of each user. Unset: time with
+            --time, else share.
+        validation: With time, user and share: a share, such as 0.1; with time, also the moment at which validation
+            begins; with last, a number of events of each user. 0: none. Unset: 0.1, or 1 event.
+        test: The same for test.
+        label: Labels: "liked = rating >= 4" is 1 where that is so and else 0; "seconds = watched" has the values of a
+            column: numbers, durations in seconds, or texts as numbers of classes; "label = 1" is 1 in every row. The
+            column of a label is no feature any more.
+        time: The column of an event's time: numbers, dates or timestamps.
+        user: The column of the user.
+        item: The column of the item.
+        keep: Conditions that a row must meet, such as "rating != 3" or "price != null".
+        drop: Columns to leave out.
+        aggregate: Columns for each of which a row gets COLUMN_count and COLUMN_rate: how many earlier rows have its
+            value, and their mean label.
+        smoothing: Rows with the mean label of all earlier rows that a rate counts, besides its own. 0: none.
+        history: The last items of a user, strictly before a row, as a list: ITEM_history has up to this many. 0: none.
+        history_with: Columns whose values are listed beside these items, such as the time.
+        history_where: Conditions that an event must meet to be in a history, such as "rating >= 4".
+        items: A file with a row for each item, whose columns every row gets. It has the column of --item.
+        users: The same for users, with the column of --user.
+        catalogue: Write items.parquet, a row for each item with its columns and its number of rows in train.
+        leaks: refuse ends before anything is written if a column gives a label away; tell reports it.
+        columns: Names of all columns, for text files without a header.
+        delimiter: The text between columns of text files. Unset: found by looking.
+        nulls: Texts that mean null, besides an empty one.
+        seed: Decides which rows or users are chosen by share and user.
+        memory_mib: Memory of DuckDB, in MiB.
+        threads: Threads of DuckDB. 0: one for each core. No result depends on it.
+        overwrite: Replace a data set in OUT.
+
+    Returns:
+        The summary, as in OUT/summary.json.
+
+    Raises:
+        InputError: The log or an argument cannot be used, a split would be empty, or a column gives a label away.
+    """
+    _check_numbers({"memory-mib": (memory_mib, MIB_PER_THREAD), "threads": (threads, 0)})
+    _check_numbers({"history": (history, 0), "smoothing": (smoothing, 0)})
+    refuse_other_files(out, overwrite)
+    by = by or ("time" if time else "share")
+    usual = EVENTS if by == "last" else SHARE
+    cut = Cut(by, usual if validation is None else validation, usual if test is None else test, seed)
+    csv = Csv(whole(columns), delimiter, nulls)
+    with TemporaryDirectory() as place, staged(out, Path(place)) as stage:
+        folder = Path(place)
+        database = Database(folder, memory_mib, threads)
+        log = read_table(database, "--source", source, "log", csv, folder / "source")
+        _print_log(database, log)
+        keys = _keys(log, user, item, time)
+        events = Events(database, log, keys, whole(keep), whole(label), whole(drop))
+        if keys.time:
+            make_moments(database, log, keys, [one.name for one in averaged(events.labels)])
+        rule = cut.make(database, log, keys)
+        told = [*events.leaks(leaks), *shared_knowledge(database, log, keys, by)]
+        made = events.aggregates(whole(aggregate), smoothing)
+        made += events.histories(history, whole(history_with), whole(history_where))
+        known = events.known(items, users, Csv((), delimiter, nulls), folder)
+        written = events.write(made, known, stage)
+        summary = {
+            "settings": {"source": without_secrets(" ".join(source)), "by": by, "keep": [*keep], "seed": seed},
+            "split_rule": rule,
+            "splits": figures(database, keys, events.labels),
+            "labels": {one.name: one.about for one in events.labels},
+            "left_out": events.left_out,
+            "columns": written,
+        }
+        if catalogue:
+            found, about = events.catalogue(known, stage)
+            summary["catalogue"], told = found, told + about
+        summary["told"] = told
+        write_summary(summary, stage)
+        database.close()
+    _print(summary, out)
+    return summary
+
+
+def _check_numbers(numbers: Mapping[str, tuple[float, float]]) -> None:
+    for flag, (value, least) in numbers.items():
+        if not value >= least:
+            raise InputError(f"--{flag} is {value}; it must be at least {least}")
+
+
+def _keys(log: Table, user: str | None, item: str | None, time: str | None) -> Keys:
+    given = {"user": user, "item": item, "time": time}
+    keys = {key: None if value is None else log.column(f"--{key}", value) for key, value in given.items()}
+    named = [value for value in keys.values() if value is not None]
+    if twice := [one for one in named if named.count(one) > 1]:
+        raise InputError(f"'{twice[0]}' is named by two of --user, --item and --time; name a column for each")
+    return Keys(**keys)
+
+
+def _print_log(database: Database, log: Table) -> None:
+    rows = database.value("SELECT count(*) FROM log")
+    print(f"read {plural(rows, 'row')} of {plural(log.files, 'file')}: ", end="")
+    print(", ".join(f"{one} {dtype}" for one, dtype in log.types.items()), flush=True)
+
+
+def _print(summary: Mapping[str, Any], out: str) -> None:
+    for name_, why in summary["left_out"].items():
+        print(f"left out '{name_}': {why}")
+    for name_, about in summary["labels"].items():
+        classes = about.get("classes", ())
+        print(
+            f"label '{name_}': {about['rule']}"
+            + (f": {some_of(f'{i} {c}' for i, c in enumerate(classes))}" if classes else "")
+        )
+    print(summary["split_rule"], end="\n\n")
+    print(as_table(summary["splits"]), end="\n\n")
+    for line in summary["told"]:
+        print(f"note: {line}")
+    print(f"data set in {without_secrets(out)}\n")
+    sources = [below(out, split_) for split_ in summary["splits"]]
+    labels = [*summary["labels"]]
+    words = ["python", "-m", "trainer", "check-data", "--source", *sources]
+    words += [
+        *(("--label", labels[0]) if labels else ()),
+        "--write-config",
+        f"{out.rstrip('/').rpartition('/')[2]}.toml",
+    ]
+    print(next_commands(words))

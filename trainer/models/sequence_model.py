@@ -64,7 +64,7 @@ class SequenceModel(nn.Module):
         history |= {f"{name}.weights": weights_of(sparse[name]) for name in self._weighted}
         history |= {name: sparse[name] for name in (self._times,) if name}
         target = [found[self._target], *(sparse[name] for name in (self._now,) if name)]
-        if self._every_position:
+        if self._every_position and self.training:
             return self.network(torch.cat(parts, dim=1), target, history, (sparse[self._target], sparse[self._history]))
         return self.network(torch.cat(parts, dim=1), target, history)
 

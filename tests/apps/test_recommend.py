@@ -14,6 +14,7 @@ from endpoint import Served
 from exported import step_directory
 from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
+from sequences import retrieval_config, write_histories
 
 from torchx_recsys.apps.recommend.top import NO_SCORE, TopItems
 from trainer.__main__ import main as trainer
@@ -398,3 +399,38 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, 
     assert first == second
     listed = [line.split()[1] for line in said.splitlines() if line.strip()[:1] in "1234" and " the " in line]
     assert listed == [str(item) for item in first]
+
+
+@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
+    histories = write_histories(tmp_path / "data", 300)
+    rows = pq.read_table(histories)
+    names = pa.array([f"ann-{row % 70}" for row in range(len(rows))])
+    pq.write_table(rows.append_column("user", names), histories / "part.parquet", row_group_size=64)
+    tree = retrieval_config(histories, model, train__steps=6, data__validation=[str(histories)])
+    tree["data"]["groups"] = ["number", "user"]
+    launch([{"config": tree, "out": str(tmp_path / "run")}], 1, tmp_path)
+    folder, _ = recommend("--k", "10", "--batch-size", "64", out=tmp_path / "run")
+    words = [
+        "embed",
+        tmp_path / "run/config.toml",
+        "--out",
+        tmp_path / "run",
+        "--batch-size",
+        "64",
+        "--rows-per-part",
+        "64",
+    ]
+    asking = ["--output", "next_query", "--source", histories, "--id-column", "user", "--to", tmp_path / "asked"]
+    for flags in (["--output", "next_item", "--to", tmp_path / "items"], asking):
+        assert trainer([str(word) for word in [*words, *flags]]) == 0
+    items, asked = (
+        pa.concat_tables([pq.read_table(part) for part in sorted((tmp_path / name).glob("*.parquet"))])
+        for name in ("items", "asked")
+    )
+    vectors = np.array(items["vector"].to_pylist(), np.float64)
+    newest = dict(zip(asked["id"].to_pylist(), asked["vector"].to_pylist(), strict=True))
+    scores = {user: vectors @ np.array(vector, np.float64) for user, vector in newest.items()}
+    lists = lists_of(pa.concat_tables([pq.read_table(part) for part in folder.glob("*.parquet")]))
+    assert lists.keys() == newest.keys()
+    check(lists, scores, k=10)

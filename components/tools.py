@@ -1,4 +1,4 @@
-"""Tools for runs: TensorBoard, plans, schedules, pages of runs, checkpoints, vectors, exports, serving, benchmarks."""
+"""Tools for runs: TensorBoard, plans, schedules, pages, which features matter, checkpoints, exports, serving, ..."""
 
 from torchx.specs import AppDef
 
@@ -171,6 +171,37 @@ def rewind(
         out: Run directory, a path or an fsspec URL; nothing is written to it.
         segment: Name of the segment to go back to.
         to: New run directory, a path or an fsspec URL.
+    """
+    ...
+
+
+@program("importance")
+def importance(
+    *trainer_args: str,
+    config: str,
+    out: str,
+    split: str = "validation",
+    checkpoint: str | None = None,
+    metric: str | None = None,
+    rows: int = 50_000,
+    repeats: int = 5,
+    j: str = "1x1",
+) -> AppDef:
+    """Finds which features a trained model needs: permutes one after the other, and evaluates, with the spread.
+
+    Example: torchx run -s local_cwd tools.importance --config movielens --out runs/movielens
+
+    Args:
+        trainer_args: After `--`, more arguments of `python -m trainer importance`, and overrides of the configuration.
+        config: Configuration file (TOML), as the job sees it: config.toml of the run.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL; importance.json is written there.
+        split: Split of the data set to evaluate on.
+        checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step; by
+            default best if the run keeps one.
+        metric: Metric to sort by, as METRIC/TASK with several tasks; by default checkpoint.keep.best, or the first.
+        rows: Rows to evaluate on at most.
+        repeats: Permutations of each feature, over which the spread is taken.
+        j: NODESxPROCS: nodes, and processes (ranks) on each.
     """
     ...
 

@@ -30,6 +30,11 @@ COMMANDS = {
         "CONFIG --out RUN_DIR --source FILES --to DIR: write a model's outputs for every row of a data set.",
         "runs/movielens/config.toml --out runs/movielens --source data/movielens/test --to data/predicted",
     ),
+    "importance": (
+        "torchx_recsys.apps.importance.importance:importance",
+        "CONFIG --out RUN_DIR: find which features matter, by permuting one after the other.",
+        "runs/movielens/config.toml --out runs/movielens",
+    ),
     "recommend": (
         "torchx_recsys.apps.recommend.recommend:recommend",
         "CONFIG --out RUN_DIR: list the top items of the catalogue for users.",
@@ -134,6 +139,11 @@ COMMANDS = {
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
         "--source data/mine --write-config mine.toml",
+    ),
+    "baselines": (
+        "torchx_recsys.apps.baselines.baselines:baselines",
+        "CONFIG: measure simple predictors on the same rows, to show beside every model.",
+        "movielens",
     ),
     "vocabulary": (
         "torchx_recsys.apps.vocabulary.vocabulary:vocabulary",

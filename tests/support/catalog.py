@@ -66,6 +66,10 @@ COMPONENTS = {
         *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),
         *("--statistics", "s.json", "--strict", "True", "--", "--data.train", "a.parquet"),
     ],
+    "data.baselines": [
+        *("--config", "c.toml", "--to", "s3://b/baselines.json", "--only", "label rate,EASE", "--max_rows", "1000"),
+        *("--user", "user", "--overwrite", "True", "--", "--data.test", "a.parquet"),
+    ],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": [
         *("--config", "c.toml", "--on", "h100:8,a100:16", "--out", "s3://b/plan.json"),
@@ -79,6 +83,10 @@ COMPONENTS = {
     ],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
+    "tools.importance": [
+        *("--config", "c.toml", "--out", "runs/a", "--split", "test", "--checkpoint", "best", "--metric", "auc"),
+        *("--rows", "1000", "--repeats", "3", "-j", "1x2"),
+    ],
     "tools.embed": [
         *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/v", "--output", "liked_item", "-j", "1x2"),
         *("--source", "a.parquet,b", "--id_column", "item"),

@@ -2,13 +2,14 @@
 
 import argparse
 import fcntl
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from tabulate import tabulate
 from torchx.runner import Runner, get_runner
 from torchx.runner.config import load_sections
@@ -22,11 +23,18 @@ from torchx_recsys.sweeps.file import Sweep, read_sweep
 from torchx_recsys.sweeps.page import write_page
 from torchx_recsys.sweeps.study import JOURNAL, LOCK, WHY, Study, drop_torn_line, last_value
 from torchx_recsys.sweeps.trials import Course, name_of, shown
+from torchx_recsys.sweeps.tune import write_sweep
 from trainer.config.root import to_toml
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED
 
 STATES = {TrialState.COMPLETE: "done", TrialState.PRUNED: "stopped early", TrialState.FAIL: "failed"}
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Runs trials of a configuration over the ready-made space, whose sweep file it writes."""
+    args.file = write_sweep(args, _say)
+    run(args)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -97,6 +105,20 @@ def _finish(args: argparse.Namespace, sweep: Sweep, study: Study) -> None:
         (folder / "best.toml").write_text(to_toml(sweep.configured(best.params)))
         print(f"best configuration  {folder / 'best.toml'}")
         print(f"its run             {sweep.run_directory(best.number)}")
+        if sweep.start:
+            print(f"better than before  {_gain(sweep, study, best)}")
+        words = ["torchx", "run", sweep.settings.component, "--config", f"{folder / 'best.toml'}"]
+        print(f"\nNext:  {shlex.join([*words, '--out', f'{folder}-best'])}")
+
+
+def _gain(sweep: Sweep, study: Study, best: FrozenTrial) -> str:
+    """Describes how much better the best trial is than the first, which had the values of the file."""
+    before, after = (
+        "unknown" if (value := last_value(trial)) is None else f"{value:.5f}" for trial in (study.trials[0], best)
+    )
+    if not best.number:
+        return f"none: as it was, the configuration has {sweep.aim} {before}"
+    return f"{sweep.aim} {before} as it was, {after} now"
 
 
 def _saved(study: Study) -> str:

@@ -19,7 +19,7 @@ from torchx_recsys.pipelines.arguments import Signature
 from torchx_recsys.pipelines.jobs import Job, Options
 from trainer.config.overrides import parse
 from trainer.config.root import Config
-from trainer.core.errors import InputError, StorageError
+from trainer.core.errors import InputError, StorageError, nearest
 from trainer.core.secrets import without_secrets
 from trainer.core.section import Section, Tree, validate
 from trainer.core.storage import read_text
@@ -75,6 +75,9 @@ class SweepSection(Section):
     space: dict[str, Any] = Field(min_length=1)
     """Keys of the configuration: a list of values, `{ range = [LOW, HIGH] }`, or `{ log = [LOW, HIGH] }`."""
 
+    start: dict[str, Any] = {}
+    """Values of the first trial, for keys of the space. Unset: chosen as those of the others."""
+
 
 @dataclass(frozen=True)
 class Dimension:
@@ -101,6 +104,13 @@ class Dimension:
             return [self.distribution.low, self.distribution.high]
         return [*self.words]
 
+    def has(self, value: Value) -> bool:
+        """Returns whether a value is one of the dimension's."""
+        if self.words or isinstance(value, str | bool):
+            return value in self.words
+        low, high = self.ends
+        return low <= value <= high  # pyrefly: ignore[unsupported-operation]
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -111,6 +121,7 @@ class Sweep:
         settings: The file.
         signature: The arguments of its component.
         dimensions: The space by key.
+        start: Values of the first trial, by key.
         config: The configuration of its trials, with the first value of each key of the space.
         higher: Whether a higher value of the aim is better.
     """
@@ -119,6 +130,7 @@ class Sweep:
     settings: SweepSection
     signature: Signature
     dimensions: dict[str, Dimension]
+    start: dict[str, Value]
     config: Config
     higher: bool
 
@@ -161,7 +173,7 @@ class Sweep:
         Raises:
             InputError: The component does not take the arguments.
         """
-        last = _last_argument(self.signature)
+        last = last_argument(self.signature)
         arguments = self.settings.arguments | {
             "out": self.run_directory(number),
             last: [*self.settings.arguments.get(last, []), *self.flags(values)],
@@ -186,6 +198,15 @@ def read_sweep(name: str) -> Sweep:
         tree = tomllib.loads(read_text(name))
     except (StorageError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"sweep '{without_secrets(name)}' cannot be read: {error}") from error
+    return to_sweep(tree, source)
+
+
+def to_sweep(tree: Tree, source: str) -> Sweep:
+    """Returns a checked sweep; messages begin with `source`.
+
+    Raises:
+        InputError: Something is wrong; the message names the key.
+    """
     settings = validate(SweepSection, tree, lambda _: source)
     try:
         return _checked(settings, source)
@@ -206,12 +227,13 @@ def _checked(settings: SweepSection, source: str) -> Sweep:
             if not dimension.words:
                 raise InputError(f"space.{key}: sampler is 'grid', which takes lists of values; write a list")
     signature = Signature.of(settings.component, "", {})
-    _last_argument(signature)
+    last_argument(signature)
     signature.words(settings.arguments | {"out": settings.out})  # checks all names and types
     # With a value for each key, as one key may need another: weight_decay_mode = "l2" needs a weight_decay.
     first = {key: dimension.ends[0] for key, dimension in dimensions.items()}
     config = _configured(settings, signature, [*chain(*(dimensions[key].flag(value) for key, value in first.items()))])
-    sweep = Sweep(source, settings, signature, dimensions, config, _direction(settings, config))
+    start = _start(settings, dimensions)
+    sweep = Sweep(source, settings, signature, dimensions, start, config, _direction(settings, config))
     for key, dimension in dimensions.items():
         for value in dimension.ends[1:]:
             sweep.configured(first | {key: value})
@@ -254,6 +276,18 @@ def _dimension(key: str, value: Any) -> Dimension:
     )
 
 
+def _start(settings: SweepSection, dimensions: dict[str, Dimension]) -> dict[str, Value]:
+    found = {key: _choice(value)[0] for key, value in _leaves(settings.start)}
+    if found and settings.sampler == "grid":
+        raise InputError("start is set, but sampler is 'grid', which tries all combinations; leave one of them out")
+    for key, value in found.items():
+        if key not in dimensions:
+            raise InputError(f"start.{key} is {value!r}, but the space has no such key{nearest(key, dimensions)}")
+        if not dimensions[key].has(value):
+            raise InputError(f"start.{key} is {value!r}, which space.{key} does not have; use one of its values")
+    return found
+
+
 def _choice(value: Any) -> tuple[Value, list[str]]:
     """Returns the text that Optuna stores for a value, and the value's words on a command line."""
     if isinstance(value, list):
@@ -273,7 +307,7 @@ def _direction(settings: SweepSection, config: Config) -> bool:
     return bool(higher_is_better(settings.aim))
 
 
-def _last_argument(signature: Signature) -> str:
+def last_argument(signature: Signature) -> str:
     """Returns the argument of a component that takes the words after `--`."""
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL and {"config", "out"} <= signature.parameters.keys():
@@ -285,9 +319,18 @@ def _last_argument(signature: Signature) -> str:
 
 def _configured(settings: SweepSection, signature: Signature, flags: list[str]) -> Config:
     """Returns the configuration that the file names, changed by the file's words after `--` and by flags."""
+    words = map(str, settings.arguments.get(last_argument(signature), []))
+    return configured([str(settings.arguments["config"]), *words, *flags])
+
+
+def configured(words: list[str]) -> Config:
+    """Returns a configuration from the words that the trainer takes: its file or name, then flags.
+
+    Raises:
+        InputError: The file, a flag or a value is wrong.
+    """
 
     def train(config: Config) -> None:
         """Takes a configuration, as the trainer does."""
 
-    words = map(str, settings.arguments.get(_last_argument(signature), []))
-    return parse(train, [str(settings.arguments["config"]), *words, *flags], "trainer").keywords["config"]
+    return parse(train, words, "trainer").keywords["config"]

@@ -21,6 +21,7 @@ from trainer.core.errors import InputError
 NAME = "sweep"
 JOURNAL = "optuna.log"
 LOCK = "lock"
+FILE = "sweep.toml"  # where `torchx sweep tune` writes it
 STOPPED_EARLY, WHY = "stopped_early", "why"
 
 
@@ -72,7 +73,7 @@ class Study:
         folder = Path(sweep.settings.out)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            others = {file.name for file in folder.iterdir()} - {LOCK}
+            others = {file.name for file in folder.iterdir()} - {LOCK, FILE}
             if others and JOURNAL not in others:
                 raise InputError(f"{sweep.source}out is '{folder}', which has other files; name a new directory")
             journal = str(folder / JOURNAL)
@@ -122,6 +123,8 @@ class Study:
     def ask(self) -> FrozenTrial:
         """Begins a trial with values that Optuna chooses."""
         number = len(self.trials)
+        if not number and self._sweep.start:
+            self.optuna.enqueue_trial(self._sweep.start)
         # A new sampler for each trial: a single one with a seed would repeat its sequence after a restart.
         self.optuna.sampler = _sampler(self._sweep, number)
         trial = self.optuna.ask({key: one.distribution for key, one in self._sweep.dimensions.items()})
@@ -135,7 +138,8 @@ class Study:
             if step not in trial.intermediate_values:
                 live.report(value, step)
                 stop = stop or live.should_prune()
-        return stop
+        # The first trial with the values of the file is what the others are compared with.
+        return stop and not (self._sweep.start and trial.number == 0)
 
     def note(self, trial: FrozenTrial, key: str, value: Value) -> None:
         """Stores an attribute of a trial."""

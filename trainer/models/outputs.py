@@ -26,6 +26,8 @@ class ModelOutput:
         prediction: Name of the model's prediction.
         columns: Columns of the prediction, where a model returns all of them as one tensor.
         compute: Returns the column from the prediction.
+        mean: What is added to a prediction that is a value, after it is multiplied.
+        std: What it is multiplied by.
     """
 
     name: str
@@ -33,6 +35,8 @@ class ModelOutput:
     prediction: str
     columns: int
     compute: Callable[[Tensor], Tensor]
+    mean: float = 0.0
+    std: float = 1.0
 
 
 def model_outputs(config: Config) -> list[ModelOutput]:
@@ -56,7 +60,9 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
         # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
         parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
-    return {name: prediction.float() for name, prediction in predictions.items()}
+    named = {name: prediction.float() for name, prediction in predictions.items()}
+    scaled = {output.prediction: output for output in outputs if (output.mean, output.std) != (0.0, 1.0)}
+    return named | {name: named[name] * one.std + one.mean for name, one in scaled.items()}
 
 
 def outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
@@ -75,7 +81,7 @@ def outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
             for place, side in sides
         ]
     kind, compute = _kind_of(task)
-    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute)]
+    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute, task.mean, task.std)]
 
 
 def _kind_of(task: TaskConfig) -> tuple[OutputKind, Callable[[Tensor], Tensor]]:

@@ -95,6 +95,28 @@ def test_a_grid_is_run_whole_and_the_best_is_ready_to_run(torchx):
     assert len(sweep.jobs()) == 3
 
 
+def test_a_configuration_is_tuned_from_its_own_values_on(torchx):
+    sweep = Sweep(torchx)
+    tree = {"data": {"train": ["a"], "validation": ["b"], "dense": {"d": {}}, "sparse": {"s": {"rows": 9}}}}
+    (sweep.folder / "c.toml").write_text(tomli_w.dumps(tree | {"evaluate": {"every_steps": 10}}))
+    words = ("tune", "c.toml", "--out", "out", "--trials", "4", "--component", "curve.py:train")
+    done = torchx("sweep", *words)
+    assert done.returncode == 0, done.stderr
+    first, *others = sweep.trials
+    rate = "optimizer.dense.learning_rate"
+    assert (first.state, first.params[rate], first.params["model.embedding_dim"]) == (TrialState.COMPLETE, 0.02, 64)
+    assert first.value == max(curve.value(0.02, step) for step in range(0, curve.STEPS + 1, curve.EVERY))
+    best = max((one for one in sweep.trials if one.state == TrialState.COMPLETE), key=lambda trial: trial.value)
+    assert (
+        tomllib.loads((sweep.out / "best.toml").read_text())["optimizer"]["dense"]["learning_rate"] == best.params[rate]
+    )
+    assert len(others) == 3
+    was = f"better than before  auc {first.value:.5f} as it was, {best.value:.5f} now"
+    assert (was if best.number else "better than before  none: as it was, ") in done.stdout
+    assert "Next:  torchx run curve.py:train --config out/best.toml --out out-best" in done.stdout
+    assert "begins" not in torchx("sweep", *words).stdout  # a search that is over stays so
+
+
 def test_a_directory_of_something_else_is_refused(torchx):
     sweep = Sweep(torchx)
     assert "no trial has begun in out" in sweep("status", code=2)

@@ -1,0 +1,1 @@
+"""Which features matter: permutation importance of a checkpoint."""

@@ -1,0 +1,70 @@
+"""The metrics of a model on rows in memory, on all ranks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from trainer.batches.batch import Batch, to_batch
+from trainer.batches.catalogue import Catalogue
+from trainer.batches.rows import Rows
+from trainer.config.root import Config
+from trainer.core.distributed import DistributedContext
+from trainer.metrics.evaluation import Metrics, predictions_of_items
+from trainer.metrics.retrieval import ItemVectors
+from trainer.training.item_vectors import item_vectors
+from trainer.training.sharded_model import ShardedModel
+
+
+class Scorer:
+    """Computes the metrics of all tasks, as an evaluation does.
+
+    Args:
+        config: The configuration; evaluate.global_batch_size is set.
+        model: The model, inside `averaged()`.
+        catalogue: The catalogue, if metrics rank its items.
+        context: This process among the ranks.
+    """
+
+    def __init__(
+        self, config: Config, model: ShardedModel, catalogue: Catalogue | None, context: DistributedContext
+    ) -> None:
+        self._config, self._model, self._context = config, model, context
+        assert config.evaluate.global_batch_size
+        self._size = config.evaluate.global_batch_size // context.world_size
+        model.model.eval()
+        self._items = self._vectors(catalogue) if catalogue else {}
+
+    @torch.no_grad()
+    def metrics(self, rows: Rows, catalogue: Catalogue | None = None) -> dict[str, float]:
+        """Returns the metrics over rows that every rank has.
+
+        Args:
+            rows: The rows.
+            catalogue: The items that are ranked. Unset: those of the constructor.
+        """
+        metrics = Metrics(self._config, self._context.device, self._vectors(catalogue) if catalogue else self._items)
+        for batch in self._batches(rows):
+            _, outputs = self._model.model(self._model.id_map.looked_up(batch).to(self._context.device))
+            metrics.update(outputs)
+        return metrics.compute(self._context)
+
+    def _batches(self, rows: Rows) -> Iterator[Batch]:
+        """Yields this rank's share of the rows; rows of weight 0 fill it, so that all ranks have equal batches."""
+        data, total = self._config.data, len(rows)
+        padded = Rows.join([rows, Rows.padding(1, data, rows.bags)])
+        share = -(-total // self._context.world_size)
+        size = min(self._size, share)
+        for start in range(0, share, size):
+            place = np.arange(start, start + size)
+            mine = np.where(place < share, np.minimum(self._context.rank * share + place, total), total)
+            yield to_batch(padded.take(mine), data, 0.0)
+
+    @torch.no_grad()
+    def _vectors(self, catalogue: Catalogue) -> dict[str, ItemVectors]:
+        names = list(dict.fromkeys(predictions_of_items(self._config)))
+        found = item_vectors(
+            self._model.model, catalogue, self._config.data, names, self._size, self._context, lambda: False
+        )
+        assert found is not None
+        return found

@@ -126,7 +126,7 @@ def find_inputs(config: Config, arguments: Arguments) -> Inputs:
     user = arguments.user_column or _user_column(data)
     columns = sides.query, sides.query_columns
     queries = find_queries(key, patterns, *columns, user, arguments.time_column, arguments.users)
-    exclude = {name: data.sparse[name] for name in getattr(data.catalogue, "exclude", [])}
+    exclude = {name: data.sparse[name] for name in data.catalogue.exclude}
     had = (str(user), column)
     seen = find_seen(arguments.seen, had, data) if arguments.seen else None
     items = read_items(files, sides.item, arguments.where)

@@ -175,12 +175,41 @@ def vocabulary(
     ...
 
 
+@program("baselines")
+def baselines(
+    *args: str,
+    config: str,
+    to: str | None = None,
+    only: list[str] | None = None,
+    max_rows: int = 500_000,
+    user: str | None = None,
+    item: str | None = None,
+    overwrite: bool = False,
+) -> AppDef:
+    """Measures simple predictors on the rows of a configuration, to show beside every model.
+
+    Example: torchx run -s local_cwd data.baselines --config movielens
+
+    Args:
+        args: After `--`, overrides of the configuration file.
+        config: Configuration file (TOML), as the job sees it.
+        to: File to write, on any fsspec URL; by default report.baselines, or baselines.json beside the data.
+        only: Names of baselines, separated by commas; by default all that suit the tasks.
+        max_rows: Rows to train on, and to choose by, at most; of more rows a sample is taken.
+        user: Feature, group or column with the users; guessed by default.
+        item: Feature, group or column with the items; by default the catalogue's, or guessed.
+        overwrite: Replace the baselines of other rows.
+    """
+    ...
+
+
 @program("check-data", flags={"everything": "--all"})
 def check(
     *args: str,
     config: str | None = None,
     source: list[str] | None = None,
     label: str | None = None,
+    task: str | None = None,
     rows: int = 50_000,
     everything: bool = False,
     time: str | None = None,
@@ -202,6 +231,7 @@ def check(
         config: Configuration file (TOML), as the job sees it; without it, source.
         source: Files, globs or directories on any fsspec URL, separated by commas, instead of a configuration.
         label: The column to predict, with source; guessed by default.
+        task: What to learn of it: binary, values, classes, or items; guessed by default.
         rows: Rows of each split from which figures are computed.
         everything: Read all rows, not only some row groups.
         time: Column of numbers or times along which to follow the label rate.

@@ -151,3 +151,56 @@ def predict(
         j: NODESxPROCS: nodes, and processes (ranks) on each.
     """
     ...
+
+
+@program("recommend")
+def recommend(
+    *trainer_args: str,
+    config: str,
+    out: str,
+    to: str | None = None,
+    k: int = 10,
+    users: list[str] | None = None,
+    source: list[str] | None = None,
+    user_column: str | None = None,
+    time_column: str | None = None,
+    items: list[str] | None = None,
+    item_column: str | None = None,
+    show: list[str] | None = None,
+    where: str | None = None,
+    seen: list[str] | None = None,
+    task: str | None = None,
+    checkpoint: str = "newest",
+    users_per_part: int = 1024,
+    batch_size: int = 1024,
+    j: str = "1x2",
+) -> AppDef:
+    """Lists the top items of a catalogue for users; an interrupted job continues where it stopped.
+
+    Example: torchx run dlrm.recommend --config movielens_two_tower --out runs/a --user_column user_id --to lists
+
+    Args:
+        trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
+        config: Configuration file (TOML), as the job sees it.
+        out: Run directory that holds the checkpoint, a path or an fsspec URL.
+        to: Directory or fsspec URL for the parts, which every node reaches; without it, lists of --users are printed.
+        k: Items of a list.
+        users: Ids of users, separated by commas; by default all of the source.
+        source: Files, globs or directories with rows of users, on any fsspec URL, separated by commas; by default
+            data.test, or else data.validation.
+        user_column: Column of the source with the users' ids; by default the one of data.groups besides
+            data.catalogue.id.
+        time_column: Column by which a user's newest row is found; by default the last row.
+        items: Files, globs or directories with a row for each item; by default data.catalogue.items.
+        item_column: Column of the items with their ids; by default data.catalogue.id.
+        show: Columns of the items to show, separated by commas; by default title or name, if there is one.
+        where: Condition on the columns of the items, as in SQL.
+        seen: Files, globs or directories with users and items to leave out of the users' lists, besides
+            data.catalogue.exclude.
+        task: Task that scores items; by default the first.
+        checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.
+        users_per_part: Users of each file that is written.
+        batch_size: Rows that a rank computes at once.
+        j: NODESxPROCS: nodes, and processes (ranks) on each.
+    """
+    ...

@@ -36,6 +36,9 @@ PRINTED_BY = {
         "predict RUN/config.toml --out RUN --source rows --to PLACE/predictions",
         "embed RUN/config.toml --out RUN --table s1 --to PLACE/vectors",
     ],
+    "torchx_recsys/apps/recommend/recommend.py": [
+        "recommend RUN --out RUN --source rows --user-column row_id --items items.parquet --item-column s1 --users 3"
+    ],
     "torchx_recsys/apps/runs/checkpoints.py": [
         "checkpoints --out RUN",
         "checkpoints --out RUN --convert PLACE/run.pt",
@@ -66,6 +69,7 @@ def folder(tmp_path_factory):
     (folder / PLACE).mkdir()
     steps = {"a": {"component": "utils.echo"}, "b": {"component": "utils.echo", "after": ["a"]}}
     write_config(folder / PLACE / "p.toml", {"out": str(folder / "pipeline"), "steps": steps})
+    pq.write_table(pa.table({"s1": range(9)}), folder / "items.parquet")
     clicks = {"label": [row % 2 for row in range(400)], "item": [row * row % 37 for row in range(400)]}
     pq.write_table(pa.table(clicks), folder / PLACE / "clicks.parquet")
     return folder

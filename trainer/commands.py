@@ -35,6 +35,11 @@ COMMANDS = {
         "CONFIG --out RUN_DIR: find which features matter, by permuting one after the other.",
         "runs/movielens/config.toml --out runs/movielens",
     ),
+    "recommend": (
+        "torchx_recsys.apps.recommend.recommend:recommend",
+        "CONFIG --out RUN_DIR: list the top items of the catalogue for users.",
+        "movielens_two_tower --out runs/two_tower --user-column user_id --users 42 7",
+    ),
     "embed": (
         "torchx_recsys.apps.embed.embed:embed",
         "CONFIG --out RUN_DIR --output NAME --to DIR: write vectors of a whole catalogue, or of a table.",
@@ -134,6 +139,11 @@ COMMANDS = {
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
         "--source data/mine --write-config mine.toml",
+    ),
+    "baselines": (
+        "torchx_recsys.apps.baselines.baselines:baselines",
+        "CONFIG: measure simple predictors on the same rows, to show beside every model.",
+        "movielens",
     ),
     "vocabulary": (
         "torchx_recsys.apps.vocabulary.vocabulary:vocabulary",

@@ -66,7 +66,7 @@ def test_csv_needs_no_configuration(delimiter, name, tmp_path, monkeypatch, caps
     assert data["csv"]["nulls"] == ["", "NA"]
     assert data["csv"].get("delimiter") == (";" if delimiter == ";" else None)
     assert data["dense"].keys() == {"price", "age"}
-    assert data["sparse"].keys() == {"item", "city", "tags", "words"}
+    assert data["sparse"].keys() == {"item", "city", "tags", "words", "price_bucket", "age_bucket"}
     assert data["sparse"]["tags"]["hotness"] == pytest.approx(2.0, abs=0.1)
     done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(w
     assert ("note", "row index") in [(one["severity"], one["check"]) for one in findings]
     data = tomllib.loads(Path("first.toml").read_text())["data"]
     assert data["train"] == ["rows.csv"]
-    assert (data["sparse"].keys(), data["dense"].keys()) == ({"port"}, {"age"})
+    assert (data["sparse"].keys(), data["dense"].keys()) == ({"port", "age_bucket"}, {"age"})
     done = run_trainer("train", "first.toml", "--out", "runs/first")
     assert done.returncode == 0, done.stderr
     export = ["export", "first.toml", "--out", "runs/first", "--to", "served"]
@@ -163,7 +163,7 @@ def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=100)
     tree = written(tmp_path, tmp_path / "a.parquet", "--rows", "500")["data"]["sparse"]
     url = str(tmp_path / "first-vocabulary" / "port.parquet")
-    assert tree["port"] == {"rows": 42, "ids": "vocabulary", "vocabulary": url}
+    assert tree["port"] == {"rows": 42, "ids": "vocabulary", "vocabulary": url, "dimension": 4}
     assert pq.read_table(url).to_pydict() == {
         "id": [*sorted({*ports[:-1]}), ports[-1]],
         "count": [100] * 40 + [1],
@@ -197,7 +197,7 @@ def test_lists_of_ids_beside_whole_numbers_are_checked(tmp_path):
     table |= {"tags": [["a", f"b {n % 5}"] for n in range(2000)], "seen": [[n % 7, n % 3] for n in range(2000)]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     data = written(tmp_path, tmp_path / "a.parquet")["data"]
-    assert (data["dense"].keys(), data["sparse"].keys()) == ({"price"}, {"tags", "seen"})
+    assert (data["dense"].keys(), data["sparse"].keys()) == ({"price"}, {"tags", "seen", "price_bucket"})
 
 
 def test_a_feature_that_is_named_like_an_input_of_another_one_gets_a_name_that_exports_take(tmp_path):
@@ -206,7 +206,7 @@ def test_a_feature_that_is_named_like_an_input_of_another_one_gets_a_name_that_e
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     sparse = written(tmp_path, tmp_path / "a.parquet")["data"]["sparse"]
     assert sparse.keys() == {"tags", "tags_values", "size.values"}
-    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values"}
+    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values", "dimension": 4}
 
 
 def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
@@ -264,8 +264,8 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
     assert data["groups"] == ["user_id"]
     assert data["sparse"]["user_id"] == {"rows": 150}
     assert data["sparse"]["city"]["ids"] == "vocabulary"
-    assert data["sparse"]["tags"] == {"rows": 64, "hotness": pytest.approx(2.0, abs=0.1)}
-    assert data["sparse"].keys() == {"user_id", "item", "city", "tags"}
+    assert data["sparse"]["tags"] == {"rows": 64, "hotness": pytest.approx(2.0, abs=0.1), "dimension": 4}
+    assert data["sparse"].keys() == {"user_id", "item", "city", "tags", "price_bucket", "age_bucket"}
     assert data["dense"].keys() == {"price", "age"}
     assert data["weight"] == "importance"
     assert data["dense"]["age"]["missing"] == pytest.approx(40, abs=1)
@@ -338,16 +338,115 @@ def test_a_directory_without_splits_stays_a_directory(tmp_path):
     assert written(tmp_path, tmp_path / "data" / "train")["data"]["train"] == [str(tmp_path / "data" / "train")]
 
 
-def test_files_without_a_label_or_ids_are_refused_in_one_line(tmp_path, capsys):
+def test_files_without_a_label_or_a_feature_are_refused_in_one_line(tmp_path, capsys):
     columns = clean_data().splits["train"][0]
     numbers = {name: columns[name] for name in ("price", "age")}
     pq.write_table(pa.table(numbers), tmp_path / "a.parquet")
     assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
-    pq.write_table(pa.table(numbers | {"label": columns["label"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"label": columns["label"]}), tmp_path / "a.parquet")
     assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "--label is unset" in first
-    assert "no column of ids" in second
+    assert "no column that could be a feature" in second
+
+
+def split_in_three(folder, columns, rows=3000):
+    """Writes a data set to train on, to validate and to test."""
+    table = pa.table(columns)
+    for name, (first, stop) in {"train": (0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1)}.items():
+        pq.write_table(table.slice(int(first * rows), int((stop - first) * rows)), folder / f"{name}.parquet")
+
+
+def log_of_ratings(rows=3000):
+    """Ratings that a film's quality decides, of users of whom later splits have others."""
+    random = np.random.default_rng(0)
+    film, quality = random.integers(0, 40, rows), random.normal(3, 1, 40)
+    seconds = random.exponential(50, rows)
+    rating = np.clip(np.rint(quality[film] + random.normal(0, 0.5, rows)), 1, 5).astype(int)
+    return {
+        "user_id": np.arange(rows) // 600 * 20 + random.integers(0, 20, rows),  # the next 600 rows are of 20 others
+        "film_id": film,
+        "film": [f"film {one}" for one in film],
+        "genre": [f"genre {one % 5}" for one in film],
+        "seconds": seconds,
+        "milliseconds": 1000 * seconds,
+        "rating": rating,
+        "price": 1000.0 * rating + random.normal(0, 100, rows),
+        "mood": np.array(["bored", "fine", "glad"])[np.searchsorted([2, 3], rating)],
+        "seen": np.ones(rows, int),
+    }
+
+
+def trained(folder, label, *words):
+    """Writes a first configuration for a label, trains it, and returns it with the metrics of the test split."""
+    config, run = folder / f"{label}.toml", folder / f"run-{label}"
+    source = ["--source", str(folder), "--label", label, "--write-config", str(config), *words]
+    assert trainer(["check-data", *source]) == 0
+    assert trainer(["train", str(config), "--out", str(run)]) == 0
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    return tomllib.loads(config.read_text()), next(line for line in lines if line["split"] == "test")
+
+
+@pytest.fixture
+def ratings(tmp_path):
+    """The folder of a log of ratings, divided into splits."""
+    (tmp_path / "log").mkdir()
+    split_in_three(tmp_path / "log", log_of_ratings())
+    return tmp_path / "log"
+
+
+def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(ratings):
+    tree, test = trained(ratings, "rating", "--task", "values")
+    assert tree["data"]["numeric_labels"] == ["rating"]
+    assert tree["tasks"]["rating"]["loss"] == "squared"
+    assert test["rmse"] < 0.8  # the noise is .5, the spread about 1
+    assert tree["evaluate"] == {"every_steps": 20, "final": "best"}
+    assert tree["train"]["stop_early"]["metric"] == tree["checkpoint"]["keep"]["best"] == "rmse"
+    assert tree["checkpoint"]["every_steps"] == 20
+
+
+def test_text_becomes_classes(ratings):
+    tree, test = trained(ratings, "mood")
+    assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}
+    assert tree["tasks"]["mood"]["loss"] == "softmax"
+    assert test["accuracy"] > 0.6
+
+
+def test_items_are_found_where_every_label_is_1(ratings):
+    tree, test = trained(ratings, "seen")
+    assert tree["model"]["name"] == "two_tower"
+    assert tree["model"]["item_features"] == ["film_id", "genre"]
+    assert tree["tasks"]["seen"]["loss"] == "sampled_softmax"
+    items = pq.read_table(ratings / "seen-items.parquet")
+    assert items.num_rows == 40
+    assert sum(items["train_rows"].to_pylist()) == 1800
+    assert test["recall@50"] == 1.0
+
+
+def test_columns_that_teach_nothing_are_left_out_with_the_reason(ratings, capsys):
+    config = ratings / "first.toml"
+    source = ["--source", str(ratings), "--label", "price", "--write-config", str(config)]
+    assert trainer(["check-data", *source]) == 0
+    said = capsys.readouterr().out
+    for column, why in (
+        ("user_id", "100 % of its ids in validation are not in train: nothing is learned of them"),
+        ("film", "each of its ids goes with one of 'film_id'"),
+        ("milliseconds", "it is 'seconds' in another unit"),
+    ):
+        assert f"  {column}: {why}" in said
+        assert f'#   "{column}": {why}' in config.read_text()
+    assert tomllib.loads(config.read_text())["data"]["groups"] == ["user_id"]
+
+
+def test_a_task_that_does_not_suit_the_label_is_refused_in_one_line(ratings, capsys):
+    check = ["check-data", "--source", str(ratings), "--label"]
+    for words, said in (
+        (["mood", "--task", "values"], "--task is 'values', but 'mood' has 3 different texts; use classes"),
+        (["price", "--task", "binary"], "--task is 'binary', but 'price' has numbers from"),
+        (["mood", "--task", "valeus"], "--task is 'valeus'; did you mean 'values'?"),
+    ):
+        assert trainer([*check, *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -355,12 +454,12 @@ def test_files_without_a_label_or_ids_are_refused_in_one_line(tmp_path, capsys):
     [
         (
             pa.array([True, None, False, True] * 50),
-            "which has 50 nulls in 200 rows beside 0 and 1; leave these rows out",
+            "which has 50 nulls in 200 rows; leave these rows out, or write what they mean",
         ),
-        (pa.array([1.0, 0.0, 0.0, *[None] * 1, *[1.0] * 196]), "which has 1 null in 200 rows beside 0 and 1; leave"),
-        (pa.array(["True", "False"] * 100), "whose values are text, such as 'False' and 'True'; write it as 0 and 1"),
-        (pa.array([1, 2] * 100), "whose values are not 0 and 1 but from 1 to 2; name a column that has these"),
-        (pa.array([None] * 200, pa.bool_()), "whose values are not 0 and 1 but null; name a column that has these"),
+        (pa.array([1.0, 0.0, 0.0, *[None] * 1, *[1.0] * 196]), "which has 1 null in 200 rows; leave these rows out"),
+        (pa.array(["no"] * 200), "which has 1 different text; name a column of 2 to 1,000 different texts"),
+        (pa.array([2] * 200), "which is always 2: there is nothing to learn; name another column"),
+        (pa.array([None] * 200, pa.bool_()), "which has no value; name another column"),
     ],
 )
 def test_a_label_that_is_none_is_refused_for_what_it_is(label, said, tmp_path, capsys):
@@ -370,3 +469,11 @@ def test_a_label_that_is_none_is_refused_for_what_it_is(label, said, tmp_path, c
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert f"'clicked'{',' if words else ' is named like one,'} {said}" in error
+
+
+@pytest.mark.parametrize("label", [["True", "False"] * 100, [2, 1] * 100])
+def test_two_values_are_0_and_1_in_their_order(label, tmp_path):
+    pq.write_table(pa.table({"clicked": label, "item": [n % 5 for n in range(200)]}), tmp_path / "a.parquet")
+    data = written(tmp_path, tmp_path / "a.parquet")["data"]
+    assert data["classes"] == {"clicked": sorted({*label})}
+    assert "numeric_labels" not in data

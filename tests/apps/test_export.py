@@ -47,7 +47,8 @@ def runs(matrix, tmp_path_factory):
         train__steps=STEPS,
     )
     here = {"train__steps": STEPS, **RATES}
-    trees = {name: ready_made(name, ratings, **here) for name in matrix}
+    layers = {"model__dropout": 0.2, "model__normalization": "batch", "model__activation": "silu"}
+    trees = {name: ready_made(name, ratings, **layers, **here) for name in matrix}
     trees |= {
         "rules": every_rule,
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),

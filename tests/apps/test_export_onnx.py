@@ -26,6 +26,7 @@ pytestmark = pytest.mark.more("test_export_own_rule.py exports in every form")
 PATHS = rb"/(tmp|work|home|root|usr|site-packages)/"
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.05}
 HERE = {"train__steps": 10, **RATES}
+LAYERS = {"model__dropout": 0.2, "model__normalization": "batch", "model__activation": "gelu"}
 
 MATRIX = "name", lambda whole: sampled(NAMES, 1, whole)
 ask_onnx = partial(ask, without=ONNX_ALONE)
@@ -37,7 +38,7 @@ def runs(matrix, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     ratings, raw, histories = write_ratings(folder), write_columns(folder / "raw"), write_histories(folder / "h", 130)
     vocabulary((str(raw),), ("listed",), str(folder / "vocabulary"), min_count=8, unseen_rows=3)
-    trees = {name: ready_made(name, ratings, **HERE) for name in matrix}
+    trees = {name: ready_made(name, ratings, **LAYERS, **HERE) for name in matrix}
     if "hstu" in trees:  # ONNX cannot view a float's bits, which the buckets of times are
         trees["hstu"]["model"] = {k: v for k, v in trees["hstu"]["model"].items() if "time" not in k}
         for name in ("times_before", "timestamp"):

@@ -161,6 +161,13 @@ def test_dense_order_and_booleans():
     assert dense([3e38, 3e38, -1.0]).tolist() == np.array([3e38, 3e38, -1], np.float32).tolist()
 
 
+def test_a_class_is_the_place_of_its_value():
+    table = pa.table({"cut": ["good", "fair"], "stars": pa.array([5, 1], pa.int8())})
+    classes = {"cut": ["fair", "good"], "stars": [1, 3, 5]}
+    config = DataConfig(labels=["cut", "stars"], numeric_labels=["stars"], classes=classes)
+    assert decode_table(table, config).numbers.tolist() == [[1, 0], [2, 0], [1, 1]]
+
+
 def test_labels_and_weights():
     table = pa.table({"a": [0, 1, 1], "b": [0.5, 0.0, 1.0], "w": pa.array([2, 0, 3], pa.int32())})
     rows = decode_table(table, DataConfig(labels=["b", "a"], weight="w"))
@@ -203,6 +210,8 @@ def test_one_column_in_two_roles():
         ({"label": [0, 2]}, r"row 1, column 'label': 2\.0 is not a label; labels are in \[0, 1\]"),
         ({"label": [0.0, float("nan")]}, "row 1, column 'label': nan is not a label"),
         ({"label": [0, None]}, "row 1, column 'label': null is not allowed for a label"),
+        ({"cut": ["fair", "poor"]}, "row 1, column 'cut': 'poor' is not in data.classes.cut; name it there"),
+        ({"cut": ["good", None]}, "row 1, column 'cut': null is not allowed for a label"),
         ({"w": [0.5, -1.0]}, r"row 1, column 'w': -1\.0 is not a weight; weights are finite and at least 0"),
         ({"w": [math.inf, 1.0]}, "row 0, column 'w': inf is not a weight"),
         ({"w": [None, 1.0]}, "row 0, column 'w': null is not allowed for a weight"),
@@ -213,7 +222,14 @@ def test_one_column_in_two_roles():
     ],
 )
 def test_refused_values(columns, message):
-    config = DataConfig(dense={"x": {"transform": "log3"}}, sparse={"id": {"rows": 10}}, weight="w")
-    table = pa.table({"x": [0.0, 1.0], "id": [1, 2], "label": [0, 1], "w": [1.0, 1.0]} | columns)
+    config = DataConfig(
+        dense={"x": {"transform": "log3"}},
+        sparse={"id": {"rows": 10}},
+        weight="w",
+        labels=["label", "cut"],
+        classes={"cut": ["fair", "good"]},
+    )
+    good = {"x": [0.0, 1.0], "id": [1, 2], "label": [0, 1], "cut": ["good", "fair"], "w": [1.0, 1.0]}
+    table = pa.table(good | columns)
     with pytest.raises(ValueError, match=message):
         decode_table(table, config)

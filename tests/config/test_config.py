@@ -80,6 +80,25 @@ def test_a_base_is_joined_with_what_is_said_over_it(tmp_path):
     assert load_config(str(tmp_path / "run.toml")) == whole
 
 
+def test_a_configuration_leaves_out_features_of_its_base(tmp_path):
+    features = (
+        "[data.dense]\nprice = {{}}\n[data.sparse]\nband = {{ rows = 3, column = 'price', buckets = [1.0, 2.0] }}\n"
+    )
+    text = features + "item = {{ rows = 5 }}\n"
+    paths = written(
+        tmp_path,
+        base=text,
+        file="base = '{base}'\nwithout = ['price']\n",
+        again="base = '{base}'\nwithout = ['item']\n[data.sparse.item]\nrows = 9\n",
+        wrong="base = '{base}'\nwithout = ['itm']\n",
+    )
+    data = load_config(paths["file"]).data
+    assert (data.dense.keys(), data.sparse.keys()) == (set(), {"item"})
+    assert load_config(paths["again"]).data.sparse["item"].rows == 9
+    with pytest.raises(InputError, match=r"wrong.toml': without has 'itm', which is no feature; did you mean 'item'"):
+        load_config(paths["wrong"])
+
+
 def test_segments_take_the_place_of_the_length_of_the_base(tmp_path):
     file = "base = '{base}'\n[data.segments]\npath = 'days/{{segment}}'\n"
     paths = written(tmp_path, base="[train]\nepochs = 3\n", file=file)

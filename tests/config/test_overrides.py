@@ -147,6 +147,13 @@ def test_a_list_may_be_written_with_commas_and_a_switch_without_a_value(tmp_path
     assert parse(compare, words, "program")() == (("a", "b", f"{tmp_path}/c,d"), True)
 
 
+def test_features_are_left_out(file):
+    config, *_ = parse(train, [file, "--without", "s", "--train.steps", "3"], "program")()
+    assert config.data.sparse.keys() == {"user_id.hashed"}
+    with pytest.raises(InputError, match=re.escape("--without has 'user', which is no feature")):
+        parse(train, [file, "--without", "user"], "program")
+
+
 def test_a_flag_completes_a_file(tmp_path):
     (tmp_path / "config.toml").write_text("[data.sparse.s]\ndimension = 4")
     with pytest.raises(InputError, match=r"config.toml': 'data.sparse.s.rows' is missing"):
@@ -336,6 +343,7 @@ def test_help_is_of_a_command_s_own_flags(file, words, capsys):
         '  --out         The run directory. (string; default "runs/x")\n'
         "  --world-size  Ranks. (integer; default 2)\n\n"
         "Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.\n"
+        "--without NAME ... leaves features out, and those that are made of columns of these names.\n"
         "--help-config lists the keys to know first, and the sections; --help-config SECTION lists all keys of one.\n\n"
         "Example: python -m program movielens --out there\n"
     )

@@ -19,7 +19,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import process_group
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
-from trainer.models.dropout import samples_of
+from trainer.models.step_samples import samples_of
 from trainer.training.sharded_model import build_sharded_model
 
 STEPS, STOP = 8, 3

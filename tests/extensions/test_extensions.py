@@ -30,6 +30,7 @@ KEYS = {
     "data.sparse.item": {"rows": 9, "ids": "managed"},
     "report.histograms_every_steps": 5,
     "report.profile.first_step": 3,
+    "report.baselines": "baselines.json",
 }
 
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from trainer.core.arrays import mix
-from trainer.models.dropout import Dropout, StepSamples
+from trainer.models.dropout import Dropout
+from trainer.models.step_samples import StepSamples
 
 SEED, STEP, ROWS, COLUMNS, RATE = 5, 9, 64, 96, 0.3
 

@@ -29,6 +29,7 @@ def sigmoid(z):
         ),
         ({"loss": "bpr", "group": "user"}, DATA, Z, {"task_score": Z.numpy()}),
         ({"loss": "huber"}, DATA, Z, {"task_value": Z.numpy()}),
+        ({"loss": "squared", "mean": 3.5, "std": 2.0}, DATA, Z, {"task_value": 2 * Z.numpy() + 3.5}),
         (
             {"loss": "softmax"},
             DATA,
@@ -52,6 +53,15 @@ def test_each_kind(task, data, prediction, expected):
     assert [output.name for output in outputs] == [*expected]
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].numpy(), values, rtol=1e-6)
+
+
+def test_a_class_has_a_column():
+    data = {"labels": ["cut", "click"], "numeric_labels": ["cut"], "classes": {"cut": ["fair", "good", "ideal"]}}
+    tasks = {"click": {}, "cut": {"loss": "softmax"}}
+    config = Config.model_validate({"data": data, "tasks": tasks})
+    assert config.predictions() == {"click": 1, "cut": 3}
+    found = compute_outputs(model_outputs(config), torch.tensor([[0.0, 1.0, 1.0, 1.0]]))
+    assert found["cut_probabilities"].numpy() == pytest.approx(np.full((1, 3), 1 / 3))
 
 
 def test_columns_are_in_the_order_of_the_tasks_and_there_once():

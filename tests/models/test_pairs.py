@@ -11,6 +11,7 @@ from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_pooled_formulas import WIDTH, inputs
 
 from trainer.models.deepfm import deepfm
+from trainer.models.pooled import columns_that_share
 
 NAMES = [name for name in NAMES if name not in ("esmm", "two_tower")]  # whose predictions are no logits
 MATRIX = "name", lambda whole: sampled(NAMES, 2, whole)
@@ -59,3 +60,8 @@ def test_a_term_that_predictions_share_speaks_for_label_1():
     with torch.no_grad():
         added = built(x) - built.wide_and_deep(x)
         torch.testing.assert_close(added, built.second(x) * torch.tensor([1.0, 0.0, 1.0, 1.0]))
+
+
+def test_of_classes_it_speaks_for_the_last():
+    made = replace(inputs("deepfm"), classes={"keep.it": 4})
+    assert columns_that_share(made).tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]

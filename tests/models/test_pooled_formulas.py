@@ -1,6 +1,7 @@
 """The formulas of the built-in models, against NumPy in float64 over the models' own weights."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -107,6 +108,24 @@ def test_wide_and_deep_adds_a_linear_and_a_deep_part(dense):
     built, weights = network("wide_deep", dense=dense, over_layers=[6, 3])
     x = vectors(dense)
     expected = x @ weights["wide.weight"].T + weights["wide.bias"] + layers(weights, "deep", x, True)
+    np.testing.assert_allclose(predicted(built, x), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("gelu", lambda x: x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2),
+        ("silu", lambda x: x * sigmoid(x)),
+        ("leaky_relu", lambda x: np.where(x > 0, x, x / 100)),
+    ],
+)
+def test_hidden_layers_have_another_activation_by_key(name, function):
+    built, weights = network("wide_deep", over_layers=[6, 3], activation=name)
+    h = x = vectors()
+    for at in range(3):
+        h = h @ weights[f"deep._mlp.{at}._linear.weight"].T + weights[f"deep._mlp.{at}._linear.bias"]
+        h = h if at == 2 else function(h)
+    expected = x @ weights["wide.weight"].T + weights["wide.bias"] + h
     np.testing.assert_allclose(predicted(built, x), expected, rtol=1e-12)
 
 

@@ -38,6 +38,16 @@ def test_products_are_those_of_the_layers():
     assert found.gradients == 4 * weights
 
 
+def test_hidden_layers_with_more_parts_have_more_bytes_and_the_same_products():
+    layers = {"model__dense_layers": [24], "model__over_layers": [40]}
+    plain, found = (
+        work_of(**layers, **more) for more in ({}, {"model__dropout": 0.1, "model__normalization": "batch"})
+    )
+    assert found.flops == plain.flops
+    assert found.bytes > plain.bytes
+    assert found.gradients - plain.gradients == 4 * (24 + COLUMNS + 40)  # a factor of each column; a summand for a bias
+
+
 def test_attention_is_products_of_each_sample():
     queries = torch.ones(3, 2, 5, 8, requires_grad=True)
     with WorkCounter() as counter:

@@ -66,6 +66,10 @@ COMPONENTS = {
         *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),
         *("--statistics", "s.json", "--strict", "True", "--", "--data.train", "a.parquet"),
     ],
+    "data.baselines": [
+        *("--config", "c.toml", "--to", "s3://b/baselines.json", "--only", "label rate,EASE", "--max_rows", "1000"),
+        *("--user", "user", "--overwrite", "True", "--", "--data.test", "a.parquet"),
+    ],
     "tools.tensorboard": ["--logdir", "runs/a", "--port", "6007"],
     "tools.plan": [
         *("--config", "c.toml", "--on", "h100:8,a100:16", "--out", "s3://b/plan.json"),

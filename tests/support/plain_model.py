@@ -16,7 +16,7 @@ def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:
     tables = EmbeddingBagCollection(tables=table_configs(settings.data, settings.model))
     torch.manual_seed(settings.train.seed)
     names, device = list(settings.data.dense), torch.device("cpu")
-    features = list(settings.data.sparse)
+    features = settings.data.pooled
     model = build(ModelInputs(tables, 2, features, ["label"], device, settings.model, dense_names=names))
     initialize_tables(model, settings.train.seed)
     return model

@@ -21,6 +21,7 @@ from trainer.data.epoch_order import Lanes
 from trainer.models.two_tower import two_tower
 
 ITEMS, DRAWN, HARD = 101, 5, 2
+HAD = {"column": "avoided", "rows": 1_000, "pooling": "raw", "max_ids": 9}  # which the model does not read
 TASK = {"label": "label", "prediction": "vectors", "group": "s1", "temperature": 0.5}
 LOSSES = {
     "sampled": {"loss": "sampled_softmax", "log_q": True},
@@ -63,7 +64,7 @@ def settings(data: Path, across: str = "lane", losses: tuple[str, ...] = tuple(L
         "weight": "weight",
         "groups": ["s1"],
         "dense": {"d0": {}, "price": {}},
-        "sparse": {"s0": {"rows": 100}, "s1": {"rows": ITEMS}, "tags": {"rows": 7, "pooling": "mean"}},
+        "sparse": {"s0": {"rows": 100}, "s1": {"rows": ITEMS}, "tags": {"rows": 7, "pooling": "mean"}, "had": HAD},
         "catalogue": {
             "items": [str(data / "items.parquet")],
             "id": "s1",
@@ -71,6 +72,7 @@ def settings(data: Path, across: str = "lane", losses: tuple[str, ...] = tuple(L
             "negatives": DRAWN,
             "hard_negatives": "avoided",
             "hard_negatives_per_sample": HARD,
+            "exclude": ["had"],
         },
     }
     tree["model"] = {
@@ -206,7 +208,8 @@ class ByHand:
         for sample in self.samples:
             if sample["label"] > 0 and sample["weight"] > 0:
                 order = (vectors @ self.query(sample)).argsort(descending=True)
-                rank = 1 + [ids[place] for place in order].index(sample["s1"])
+                had = {*(sample["avoided"] or [])} - {sample["s1"]}
+                rank = 1 + [ids[place] for place in order if ids[place] not in had].index(sample["s1"])
                 found = {"recall@5": rank <= 5, "hit_rate@20": rank <= 20, "mrr": 1 / rank}
                 sums = {name: value + sample["weight"] * found[name] for name, value in sums.items()}
                 weight += sample["weight"]

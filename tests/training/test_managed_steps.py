@@ -16,6 +16,7 @@ pytestmark = pytest.mark.more("test_managed_ids.py has plain steps")
 BAD_ROW = 200  # of 256. Unshuffled, in 8 lanes of 32 rows and 4 steps an epoch, it is in the second step.
 BAD_STEPS = {2, 6}
 STEPS = 8
+BOUND = 0.02  # of initial weights
 SKIPPING = {"train__nonfinite": "skip", "model__loss": "custom:infinite_for_half", "data__shuffle": False}
 EVERY_STEP = {"checkpoint__every_steps": 1, "checkpoint__keep": {"newest": STEPS}}
 TABLES = ("ids", "s2")
@@ -36,7 +37,10 @@ def runs(folder):
     """Whole batches and slices of them, on 1 and 2 ranks, and runs that skip steps or have no reason to."""
 
     def job(name, data, **changes):
-        return {"config": settings(folder / data, train__steps=STEPS, **changes), "out": str(folder / name)}
+        return {
+            "config": settings(folder / data, train__steps=STEPS, model__table_init=BOUND, **changes),
+            "out": str(folder / name),
+        }
 
     skipping = SKIPPING | EVERY_STEP
     alone = [
@@ -83,7 +87,9 @@ def test_a_skipped_step_changes_nothing_but_the_rows_of_new_ids(runs, name, step
         assert set(changed[:, 0].tolist()) <= set(taken[table].tolist() if table else ()), key
     for table, rows in taken.items():
         weight = after[f"model.model.sparse_arch.embedding_bag_collection.embedding_bags.{table}.weight"]
-        assert torch.equal(weight[rows], initial_rows(rows, torch.arange(16), weight.shape, table, 0, step=step))
+        assert torch.equal(
+            weight[rows], initial_rows(rows, torch.arange(16), weight.shape, table, 0, step=step, bound=BOUND)
+        )
 
 
 def taken_rows(before, after, table):

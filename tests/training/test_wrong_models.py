@@ -16,6 +16,8 @@ class Case:
     flags: list[str] = field(default_factory=list)
 
 
+ESMM = {"name": "esmm", "embedding_dim": 16, "tower_layers": []}
+TASKS_OF_ESMM = {"tasks": {name: {"label": "label", "output": "log_probability"} for name in ("ctr", "ctcvr")}}
 VALUE = {"output": "value", "loss": "squared"}
 CASES = [
     Case("no number in a metric", ["evaluate.metrics has 'ndcg@x'", "ndcg@10"], {"evaluate__metrics": ["ndcg@x"]}),
@@ -96,6 +98,43 @@ CASES = [
         ["model.dependencies.label names 'clik', which no task predicts; known: label"],
         {"model": {"name": "dbmtl", "dependencies": {"label": ["clik"]}}},
     ),
+    Case(
+        "dropout of everything",
+        ["model.dropout is 1", "less than 1"],
+        {"model__dropout": 1.0},
+    ),
+    Case("dropout below nothing", ["--model.dropout is -0.5", "greater than"], flags=["--model.dropout=-0.5"]),
+    Case(
+        "dropout without a layer",
+        ["model.dropout is 0.2", "model.name 'esmm' has no layer here", "leave model.dropout out"],
+        {"model": ESMM | {"dropout": 0.2}, **TASKS_OF_ESMM},
+    ),
+    Case(
+        "unknown normalization",
+        ["model.normalization is 'batchnorm'", "'none', 'batch' or 'layer'"],
+        {"model__normalization": "batchnorm"},
+    ),
+    Case(
+        "normalization of parts of a batch",
+        ["model.normalization is 'batch'", "train.micro_batches is 2", "use 1, or 'layer'"],
+        {"model__normalization": "batch", "train__micro_batches": 2},
+    ),
+    Case(
+        "normalization without a layer",
+        ["model.normalization is 'layer'", "model.name 'esmm' has no layer here"],
+        {"model": ESMM | {"normalization": "layer"}, **TASKS_OF_ESMM},
+    ),
+    Case(
+        "unknown activation",
+        ["model.activation is 'swish'", "'relu', 'gelu', 'silu' or 'leaky_relu'"],
+        {"model__activation": "swish"},
+    ),
+    Case(
+        "activation without a layer",
+        ["model.activation is 'gelu'", "model.name 'esmm' has no layer here"],
+        {"model": ESMM | {"activation": "gelu"}, **TASKS_OF_ESMM},
+    ),
+    Case("tables of zeros", ["model.table_init is 0", "greater than 0"], {"model__table_init": 0.0}),
     Case(
         "dependency on itself",
         ["model.dependencies form a cycle: label <- label; leave one of them out"],

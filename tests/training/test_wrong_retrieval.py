@@ -88,6 +88,11 @@ def here(tmp_path, monkeypatch):
             ["tasks.one.metrics has 'auc'", "gives vectors", "recall@k, hit_rate@k, ndcg@k, mrr"],
         ),
         (changed(catalogue={"items": ["no.parquet"]}), ["data.catalogue.items: no Parquet file at 'no.parquet'"]),
+        (changed(catalogue={"exclude": ["s11"]}), ["data.catalogue.exclude names 's11'", "did you mean"]),
+        (
+            changed(catalogue={"exclude": ["s2"]}, data__sparse__s2={"rows": 9, "buckets": [0.0]}),
+            ["data.catalogue.exclude names 's2', but data.sparse.s2.buckets is [0.0], which makes no ids of items"],
+        ),
         (changed(catalogue={"weight": "clicks"}), ["items.parquet: no column 'clicks'; the file has: s1, count"]),
         (changed(model={"item_features": ["s1", "s2"]}), ["items.parquet: no column 's2'"]),
         (

@@ -287,8 +287,13 @@ def _each(function: Callable[[Item], Result], items: Iterable[Item], pool: Threa
 def _numbers(config: DataConfig) -> list[Decoder]:
     """Returns functions that decode dense features, labels and the weight, to `[R]` float32 each."""
     dense = [partial(dense_values, name, feature) for name, feature in config.dense.items()]
-    labels = [partial(_number if name in config.numeric_labels else _label, name) for name in config.labels]
-    return [*dense, *labels, partial(_weight, config.weight)]
+    return [*dense, *(_decoder_of(name, config) for name in config.labels), partial(_weight, config.weight)]
+
+
+def _decoder_of(label: str, config: DataConfig) -> Decoder:
+    if values := config.classes.get(label):
+        return partial(_class, label, pa.array(values))
+    return partial(_number if label in config.numeric_labels else _label, label)
 
 
 def _stack(
@@ -325,6 +330,16 @@ def _label(name: str, chunk: Chunk) -> np.ndarray:
 def _number(name: str, chunk: Chunk) -> np.ndarray:
     values = _numbers_without_null(name, chunk, "a label")
     return chunk.check(name, values, np.isfinite(values), "is not a label; labels are finite")
+
+
+def _class(name: str, classes: pa.Array, chunk: Chunk) -> np.ndarray:
+    """Returns the place of each row's value among the classes, `[R]` float32."""
+    array = _without_null(name, chunk, chunk.ids(name), "a label")
+    places = pc.index_in(array, value_set=classes.cast(array.type))  # pyrefly: ignore[missing-attribute]
+    if places.null_count:
+        row = places.is_null().index(True).as_py()
+        chunk.refuse(f"column '{name}': {array[row].as_py()!r} is not in data.classes.{name}; name it there", row)
+    return places.to_numpy(zero_copy_only=False).astype(np.float32)
 
 
 def _weight(name: str | None, chunk: Chunk) -> np.ndarray:

@@ -117,6 +117,9 @@ class CatalogueConfig(Section):
     """Column of the samples with a list of items, which sampled_softmax takes as negatives of that sample alone."""
     hard_negatives_per_sample: pydantic.PositiveInt = 1
     """Items taken from the beginning of each such list."""
+    exclude: Annotated[list[str], MayChange] = []
+    """Sparse features with items that the query has had already, which metrics over all items and recommended lists
+    leave out. The sample's own item stays in."""
 
     @property
     def hard(self) -> int:
@@ -178,6 +181,9 @@ class DataConfig(Section):
     """Label columns, with values in [0, 1] except numeric_labels. Without [tasks], the model has one output each."""
     numeric_labels: list[str] = []
     """Labels that may have any finite value, such as a duration or the number of a class."""
+    classes: dict[str, list[str | int]] = {}
+    """The values of a label column of text or integers, such as cut = ["fair", "good"]: the label is the place of its
+    value, from 0. With more than two, name the label in numeric_labels, too."""
     groups: list[str] = []
     """Columns of integers or strings by which losses and metrics group samples, such as users; no model sees them."""
     catalogue: CatalogueConfig = CatalogueConfig()
@@ -261,6 +267,8 @@ class DataConfig(Section):
             raise InputError("data.labels is empty; name at least one column")
         if unknown := [name for name in self.numeric_labels if name not in self.labels]:
             raise InputError(f"data.numeric_labels names '{unknown[0]}', which data.labels does not; name it in both")
+        for name, values in self.classes.items():
+            self._check_classes(name, values)
         kinds = {"dense": self.dense, "sparse": self.sparse}
         others = {
             column: f"data.{kind}.{name}"
@@ -276,6 +284,17 @@ class DataConfig(Section):
                 raise InputError(f"data.labels names '{label}' twice; name each label once")
             if label in others:
                 raise InputError(f"data.labels names '{label}', which {others[label]} names too; name it in one place")
+
+    def _check_classes(self, name: str, values: list[str | int]) -> None:
+        key = f"data.classes.{name}"
+        if name not in self.labels:
+            raise InputError(
+                f"{key} is set, but data.labels does not name '{name}'; name it there{nearest(name, self.labels)}"
+            )
+        if len({*values}) != len(values) or len(values) < 2 or len({type(value) for value in values}) > 1:
+            raise InputError(f"{key} is {values}; name at least two values of one type, each once")
+        if len(values) > 2 and name not in self.numeric_labels:
+            raise InputError(f"{key} has {len(values)} values, but data.numeric_labels lacks '{name}'; name it there")
 
     def _check_catalogue(self) -> None:
         catalogue = self.catalogue
@@ -297,6 +316,22 @@ class DataConfig(Section):
                 f"data.catalogue.hard_negatives_per_sample is {catalogue.hard_negatives_per_sample}, but "
                 "data.catalogue.hard_negatives is unset; set both or none"
             )
+        for name in catalogue.exclude:
+            self._check_excluded(name)
+
+    def _check_excluded(self, name: str) -> None:
+        """Refuses a feature whose ids are no ids of items."""
+        if name not in self.sparse:
+            raise InputError(
+                f"data.catalogue.exclude names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
+            )
+        feature = self.sparse[name]
+        for key in ("columns", "buckets", "transform"):
+            if (value := getattr(feature, key)) not in ([], "none"):
+                raise InputError(
+                    f"data.catalogue.exclude names '{name}', but data.sparse.{name}.{key} is {value!r}, which makes no "
+                    "ids of items; name a feature that reads such ids as they are"
+                )
 
     def rules(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Returns the keys that decide the values of the features, by name and by kind, `dense` or `sparse`."""

@@ -14,6 +14,7 @@ from trainer.core.errors import InputError, nearest
 
 OF_CONFIG = """\
 Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --train.steps 100.
+--without NAME ... leaves features out, and those that are made of columns of these names.
 --help-config lists the keys to know first, and the sections; --help-config SECTION lists all keys of one."""
 
 # The keys that most configurations set, by section: those of presets and tutorials, and what a first run needs.

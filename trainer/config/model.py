@@ -68,6 +68,9 @@ class ModelConfig(Section):
     """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need the same for all tables."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
+    table_init: pydantic.PositiveFloat | None = None
+    """Initial weights of tables are uniform between minus this and this. Unset: 1/sqrt(rows) of each table. A small
+    bound, such as 0.001, has ids that were never trained answer almost as zeros."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
     """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows. Without dense
     features: unused, a learned vector takes their place."""
@@ -76,6 +79,11 @@ class ModelConfig(Section):
     label follows. In dbmtl, the layers that all tasks share."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
+    activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
+    """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
+    normalization: Literal["none", "batch", "layer"] = "none"
+    """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
+    its columns. Not in the attention of din; sasrec and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
@@ -153,6 +161,7 @@ def check_model(
         InputError: The message names the key, the value and what to do.
     """
     _check_weighting(model, train, losses)
+    _check_normalization(model, train)
     _check_sequences(model, data)
     _check_predictions(model, tasks)
     _check_item_features(model, data)
@@ -174,6 +183,14 @@ def _check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> Non
         raise InputError(f"{key}, which sees gradients without the loss scale; use train.precision 'bf16' or 'fp32'")
 
 
+def _check_normalization(model: ModelConfig, train: TrainConfig) -> None:
+    if model.normalization == "batch" and train.micro_batches > 1:
+        raise InputError(
+            f"model.normalization is 'batch', over the samples of a whole batch, but train.micro_batches is "
+            f"{train.micro_batches}, which computes one part after the other; use 1, or 'layer'"
+        )
+
+
 def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
     """Refuses sequences that the model does not read, and roles of the model that name no sequence."""
     _check_dimensions(model, data)
@@ -184,7 +201,7 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
         _check_roles(roles, model, data)
     _check_beside_history(model, data)
     for name in data.raw:
-        if name not in (model.history_times, model.target_time):
+        if name not in (model.history_times, model.target_time, *data.catalogue.exclude):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
                 "with model.name hstu as model.history_times or model.target_time, or leave the feature out"
@@ -346,8 +363,9 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
             f"model.target alone; set it to ['{model.target}']"
         )
     read = (model.target, model.history, *model.actions, model.history_times, model.target_time)
+    unread = {name for name in data.raw if name in data.catalogue.exclude}
     for name in known if model.retrieves else ():
-        if name not in read or model.history is None:
+        if name not in (*read, *unread) or model.history is None:
             what = f"does not read '{name}'" if model.history else "needs model.history"
             raise InputError(f"model.item_features is set, but model.name '{model.name}' {what} to find the next item")
     if model.name == "two_tower" and not 0 < len(model.item_features) < len(known):

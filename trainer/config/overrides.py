@@ -31,13 +31,14 @@ from typing import Annotated, Any, NoReturn, TypeGuard, Union, get_args, get_ori
 import pydantic
 
 from trainer.config.help import command_help, config_help
-from trainer.config.root import Config, load_tree, without_replaced
+from trainer.config.root import Config, leave_out, load_tree, subtable, without_replaced
 from trainer.core.errors import InputError
 from trainer.core.section import Section, Tree, flat, validate
 
 Path = tuple[str, ...]
 HINTS = 3  # most flags to suggest for an unknown one
 HELP_CONFIG = "--help-config"
+WITHOUT = ("without",)
 OF_CONFIG = ("config", "config_words")  # arguments that are no flags of their own
 
 
@@ -91,18 +92,23 @@ def _section_asked_for(words: list[str]) -> str | None:
 def _bind(function: Callable[..., Any], words: list[str], name: str | None) -> functools.partial[Any]:
     parameters = inspect.signature(function).parameters.values()
     arguments, tree = _arguments_of(function), load_tree(name) if name else {}
-    keys = dict(_keys(Config, tree, words) if name else ()) | dict(_keys(arguments, {}, words))
+    keys = (dict(_keys(Config, tree, words)) | {WITHOUT: list[str]} if name else {}) | dict(_keys(arguments, {}, words))
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
     given = _read(words, keys, [(_dashed(one),) for one in positional])
+    without = given.pop(WITHOUT, [])
     own = {path[0]: given.pop(path) for path in [*given] if len(path) == 1}  # keys of the configuration have sections
     own = {key: _split(value) if isinstance(value, list | tuple) else value for key, value in own.items()}
     if name and os.path.isfile(f"{name}/config.toml") and "out" in arguments.model_fields:
         own.setdefault("out", name)
     values = {key.replace("-", "_"): value for key, value in _validate_arguments(arguments, own)}
     if name:
-        values["config"] = _validate_config(tree, given, name)
+        values["config"] = _validate_config(leave_out(tree, without, "--without"), given, name)
         if OF_CONFIG[1] in inspect.signature(function).parameters:
-            values[OF_CONFIG[1]] = [name, *(word for path, value in given.items() for word in _words(path, value))]
+            values[OF_CONFIG[1]] = [
+                name,
+                *(word for path, value in given.items() for word in _words(path, value)),
+                *(_words(WITHOUT, without) if without else ()),
+            ]
     return functools.partial(function, *(values.pop(one) for one in positional), **values)
 
 
@@ -127,7 +133,7 @@ def _dashed(name: str) -> str:
 def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every key of a section with its type. Named things are those in the tree and those in flags."""
     for name, field in section.model_fields.items():
-        path, kind, below = (*above, name), field.annotation, _below(tree, name)
+        path, kind, below = (*above, name), field.annotation, subtable(tree, name)
         entry = get_args(kind)[1] if get_origin(kind) is dict else None
         if _is_section(kind):
             yield from _keys(kind, below, words, path)
@@ -135,18 +141,12 @@ def _keys(section: type[Section], tree: Tree, words: list[str], above: Path = ()
             yield path, kind
         elif _is_section(entry):
             for one in dict.fromkeys([*_named(words, path), *below]):
-                yield from _keys(entry, _below(below, one), words, (*path, one))
+                yield from _keys(entry, subtable(below, one), words, (*path, one))
         else:  # a table that no section describes
             for key, value in flat(below, path).items():
                 yield key, GenericAlias(list, type((*value, "")[0])) if isinstance(value, list) else type(value)
     for name, (default, _) in section.former.items():  # for validation to judge
         yield (*above, name), type(default)
-
-
-def _below(tree: Tree, name: str) -> Tree:
-    """Returns a table of a tree; an empty table in place of anything else, which validation refuses."""
-    below = tree.get(name)
-    return below if isinstance(below, dict) else {}
 
 
 def _is_section(kind: Any) -> TypeGuard[type[Section]]:

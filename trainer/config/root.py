@@ -21,7 +21,7 @@ from trainer.config.train import (
     ReportConfig,
     TrainConfig,
 )
-from trainer.core.errors import InputError, StorageError, StorageNotFoundError
+from trainer.core.errors import InputError, StorageError, StorageNotFoundError, nearest
 from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, flat, validate
 from trainer.core.storage import read_text
@@ -79,8 +79,13 @@ class Config(Section):
     def predictions(self) -> dict[str, int]:
         """Returns the predictions of the tasks, each with the number of columns that a built-in model gives it."""
         tasks = self.named_tasks().values()
-        pairs = {task.prediction for task in tasks if task.kind.shape == (2,)}
-        return {str(task.prediction): 2 if task.prediction in pairs else 1 for task in tasks}
+        columns = {str(task.prediction): self._columns(task) for task in tasks if self._columns(task) > 1}
+        return {str(task.prediction): 1 for task in tasks} | columns
+
+    def _columns(self, task: TaskConfig) -> int:
+        if task.loss == "softmax":
+            return len(self.data.classes.get(str(task.label), ())) or 1
+        return 2 if task.kind.shape == (2,) else 1
 
 
 def check_training(config: Config) -> None:
@@ -153,7 +158,8 @@ def _check_final(config: Config) -> None:
 def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
     """Reads a configuration as TOML holds it: a file on any fsspec URL, or a ready-made one by its name.
 
-    A configuration may name another one as its `base`; it then replaces or adds to the base's values.
+    A configuration may name another one as its `base`; it then replaces or adds to the base's values, `without` the
+    features that it lists.
 
     Args:
         name: The name.
@@ -163,15 +169,45 @@ def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
         InputError: There is no such file; the message lists the ready-made ones. Or it cannot be read as TOML.
     """
     tree = _read_toml(name)
-    base = tree.pop("base", None)
+    base, without = tree.pop("base", None), tree.pop("without", [])
     if base is None:
-        return tree
+        return leave_out(tree, without, f"configuration '{name}': without")
     if not isinstance(base, str) or base in (name, *above):
         raise InputError(f"configuration '{name}': base is {base!r}; it must name another configuration")
     below = load_tree(base, (name, *above))
     if ("data", "segments", "path") in flat(tree) and isinstance(below.get("train"), dict):  # instead of a length
         below["train"] = {key: value for key, value in below["train"].items() if key not in ALTERNATIVES[0]}
-    return _joined(below, tree)
+    return _joined(leave_out(below, without, f"configuration '{name}': without"), tree)
+
+
+def leave_out(tree: Tree, columns: Any, key: str) -> Tree:
+    """Returns a tree without the features of some names, and without those that are made of columns of these names.
+
+    Args:
+        tree: The tree.
+        columns: The names.
+        key: The key or flag that has them, for messages.
+
+    Raises:
+        InputError: There is no such feature.
+    """
+    if columns == []:
+        return tree
+    if not isinstance(columns, list):
+        raise InputError(f"{key} is {columns!r}; it must be a list of features")
+    data = {kind: subtable(subtable(tree, "data"), kind) for kind in ("dense", "sparse")}
+    made_of = {name: {name, subtable(one, name).get("column")} for one in data.values() for name in one}
+    for column in columns:
+        if not any(column in names for names in made_of.values()):
+            raise InputError(f"{key} has '{column}', which is no feature{nearest(str(column), made_of)}")
+    kept = {kind: {name: one[name] for name in one if not made_of[name] & {*columns}} for kind, one in data.items()}
+    return {**tree, "data": tree["data"] | kept}
+
+
+def subtable(tree: Tree, name: str) -> Tree:
+    """Returns a table of a tree; an empty table in place of anything else, which validation refuses."""
+    below = tree.get(name)
+    return below if isinstance(below, dict) else {}
 
 
 def _joined(base: Tree, tree: Tree) -> Tree:

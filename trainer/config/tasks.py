@@ -83,6 +83,10 @@ class TaskConfig(Section):
     """Exponent by which focal lowers the weight of samples that are predicted well."""
     alpha: float = pydantic.Field(default=0.5, ge=0, le=1)
     """In focal, the weight of positives; negatives weigh 1 - alpha. In jrc, the weight of calibration."""
+    mean: float = 0.0
+    """Of an output value: the prediction is the model's output times std, plus this. Set both as the label has them."""
+    std: pydantic.PositiveFloat = 1.0
+    """See mean. A weight of 1 / std^2 beside it brings a squared loss to about 1, whatever the label's unit."""
     delta: pydantic.PositiveFloat = 1.0
     """Error up to which huber is quadratic."""
     temperature: pydantic.PositiveFloat = 1.0
@@ -157,6 +161,7 @@ def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
             f"{key}.loss is '{task.loss}', which compares the samples of a group, but no group is set; name a column "
             "of data.groups in the task's group"
         )
+    _check_scale(key, task)
     _check_vectors(key, task, data)
 
 
@@ -181,6 +186,14 @@ def _check_options(key: str, task: TaskConfig) -> None:
         raise InputError(
             f"{key}.{option} is {given[option]!r}, which the loss '{task.loss}' does not have; leave it out, or use "
             f"one of {having}"
+        )
+
+
+def _check_scale(key: str, task: TaskConfig) -> None:
+    if (task.mean, task.std) != (0.0, 1.0) and task.output != "value":
+        raise InputError(
+            f"{key}.mean is {task.mean:g} and {key}.std is {task.std:g}, but its prediction is a {task.output}, which "
+            "has no unit; leave them out, or use a loss of values"
         )
 
 

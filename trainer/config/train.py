@@ -205,6 +205,9 @@ class ReportConfig(Section):
     """Steps between two histograms of all weights and embeddings in TensorBoard. 0: none."""
     watchers: Annotated[dict[str, dict[str, Any]], MayChange] = {}
     """Your own watchers (docs/guides/watch_a_run.md): the options of each, by its `package.module:Class`."""
+    baselines: Annotated[str | None, MayChange] = None
+    """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
+    data.train, if there."""
     profile: ProfileConfig = ProfileConfig()
 
     @pydantic.model_validator(mode="after")

@@ -61,7 +61,7 @@ def uses(config: DataConfig) -> list[Use]:
     found += [Use(f"data.groups.{name}", name, True) for name in config.groups]
     if hard := config.catalogue.hard_negatives:
         found.append(Use("data.catalogue.hard_negatives", hard, True))
-    found += [Use(f"data.labels.{name}", name, False) for name in config.labels]
+    found += [Use(f"data.labels.{name}", name, name in config.classes) for name in config.labels]
     return [*found, Use("data.weight", config.weight, False)] if config.weight else found
 
 
@@ -93,16 +93,17 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
             raise InputError(f"{file}: {number} '{name}'; the file has: {some_of(schema.names)}")
     weight = [config.weight] if config.weight else []
     features = _check_features(file, schema, config)
-    for name in (*features, *config.labels, *weight):
+    for name in (*features, *(name for name in config.labels if name not in config.classes), *weight):
         dtype = schema.field(name).type
         empty = pa.types.is_null(plain_type(dtype)) and name in features
         if not (is_number(dtype) or empty):
             raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number, a date or a time")
-    for name in config.groups:
+    for name in (*config.groups, *config.classes):
         dtype = schema.field(name).type
         if is_list(dtype) or not has_ids(dtype) or pa.types.is_null(plain_type(dtype)):
             raise InputError(
-                f"{file}: column '{name}' is of type {dtype}; a group must be an integer or a string, {INTEGERS}"
+                f"{file}: column '{name}' is of type {dtype}; a group or a label of data.classes must be an integer "
+                f"or a string, {INTEGERS}"
             )
     if name := config.catalogue.hard_negatives:
         dtype = schema.field(name).type

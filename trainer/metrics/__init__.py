@@ -1,4 +1,4 @@
 """Evaluation metrics, found by name.
 
-Uses models, config and core.
+Uses models, config, rules and core.
 """

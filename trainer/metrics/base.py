@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.metrics.registry import Kind
@@ -21,6 +22,7 @@ class Samples(NamedTuple):
         scores: The predictions as the model gave them, float32.
         groups: The group of each sample, `[B]` int64; None if the task has no group.
         items: The item of each sample, `[B]` int64; None without a catalogue.
+        sparse: The ids of the samples' sparse features; None where predictions come without them.
     """
 
     predictions: Tensor
@@ -29,6 +31,7 @@ class Samples(NamedTuple):
     scores: Tensor
     groups: Tensor | None
     items: Tensor | None = None
+    sparse: KeyedJaggedTensor | None = None
 
 
 class Accumulator(Protocol):

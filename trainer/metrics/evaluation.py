@@ -122,6 +122,7 @@ def _samples(outputs: BatchOutputs, task: TaskConfig, data: DataConfig) -> Sampl
         scores=scores,
         groups=outputs.groups[:, data.groups.index(task.group)] if task.group is not None else None,
         items=outputs.groups[:, data.groups.index(item)] if item is not None else None,
+        sparse=outputs.sparse,
     )
 
 

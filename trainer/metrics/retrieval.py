@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.metrics.base import Samples, Sums, ratio
+from trainer.metrics.seen_items import SeenItems
 
 BLOCK = 1 << 22  # number of scores that are computed together
 
@@ -20,10 +21,12 @@ class ItemVectors(NamedTuple):
     Attributes:
         ids: Ids of the items, sorted, `[I]` int64.
         vectors: Vectors of the items, `[I, D]` float32.
+        seen: Finds the items that a query leaves out; None to rank all.
     """
 
     ids: Tensor
     vectors: Tensor
+    seen: SeenItems | None = None
 
 
 class ItemRanks(Sums):
@@ -50,12 +53,23 @@ class ItemRanks(Sums):
         self.state[-1] += weights.sum()
         place = torch.searchsorted(self._items.ids, wanted).clamp(max=len(self._items.ids) - 1)
         known = self._items.ids[place] == wanted
-        above, ties = self._compare(samples.predictions[relevant, 0][known], place[known])
+        queries = relevant.nonzero()[:, 0][known]
+        above, ties = self._compare(samples.predictions[queries, 0], place[known], self._left_out(samples, queries))
         each = weights[known] / ties
         self.state.index_add_(0, above, each)
         self.state.index_add_(0, above + ties, -each)
 
-    def _compare(self, queries: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    def _left_out(self, samples: Samples, queries: Tensor) -> Tensor:
+        """Returns pairs of a query and the place of an item that it leaves out, `[N, 2]`."""
+        if self._items.seen is None or samples.sparse is None:
+            return queries.new_empty(0, 2)
+        number = torch.full_like(samples.weights, -1, dtype=torch.int64)
+        number[queries] = torch.arange(len(queries), device=queries.device)
+        sample, place = self._items.seen.of(samples.sparse).unbind(1)
+        pairs = torch.stack([number[sample], place], dim=1)
+        return pairs[pairs[:, 0] >= 0]
+
+    def _compare(self, queries: Tensor, place: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the number of items above the item at `place`, and the number level with it, itself included."""
         own = _scores(queries[:, None], self._items.vectors[place][:, None])[:, 0]
         above, ties = torch.zeros_like(place), torch.ones_like(place)
@@ -63,6 +77,8 @@ class ItemRanks(Sums):
         for start in range(0, len(self._items.ids), step):
             scores = _scores(queries, self._items.vectors[start : start + step])
             others = torch.arange(start, start + scores.shape[1], device=place.device) != place[:, None]
+            here = left_out[(left_out[:, 1] >= start) & (left_out[:, 1] < start + scores.shape[1])]
+            others[here[:, 0], here[:, 1] - start] = False
             level = scores == own
             above += (others & ~level & ~(scores < own)).sum(1)  # so that NaN is not found
             ties += (others & level).sum(1)

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.model import ModelConfig
-from trainer.models.dropout import Dropout, StepSamples
+from trainer.models.dropout import Dropout
+from trainer.models.step_samples import StepSamples
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class ModelInputs:
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
-        samples: The samples that the model is about to compute, which dropout needs.
+        classes: The predictions that are a logit for each of so many classes.
+        samples: The samples that the model is about to compute, which dropout and batch normalization need.
     """
 
     tables: EmbeddingBagCollection
@@ -49,6 +52,7 @@ class ModelInputs:
     dense_names: Sequence[str] = ()
     weighted_features: Collection[str] = ()
     pairs: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
     samples: StepSamples = field(default_factory=StepSamples)
 
     @property
@@ -58,8 +62,8 @@ class ModelInputs:
 
     @property
     def columns(self) -> list[int]:
-        """Columns of each prediction: two of a pair, else one."""
-        return [2 if name in self.pairs else 1 for name in self.predictions]
+        """Columns of each prediction: two of a pair, one for each class, else one."""
+        return [self.classes.get(name, 2 if name in self.pairs else 1) for name in self.predictions]
 
     def dropout(self, from_the_end: bool = False) -> nn.Module:
         """Returns a layer of dropout by `model.dropout`, whose masks are the same on any number of ranks.
@@ -83,6 +87,7 @@ class BatchOutputs(NamedTuple):
         labels: Labels, `[B, L]`.
         weights: Weights of the samples, `[B]`.
         groups: Groups of the samples, `[B, G]`.
+        sparse: The ids of the samples; None in training.
     """
 
     loss: Tensor
@@ -90,6 +95,7 @@ class BatchOutputs(NamedTuple):
     labels: Tensor
     weights: Tensor
     groups: Tensor
+    sparse: KeyedJaggedTensor | None = None
 
 
 ModelBuilder = Callable[[ModelInputs], nn.Module]

@@ -13,6 +13,8 @@ from trainer.core.registry import find_by_name
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
+from trainer.models.hidden_layers import ACTIVATIONS
+from trainer.models.normalization import BatchNorm, LayerNorm
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
 MODELS = {
@@ -34,7 +36,7 @@ MODELS = {
 def build_model(
     data: DataConfig, model: ModelConfig, predictions: Mapping[str, int], device: torch.device
 ) -> nn.Module:
-    """Builds the model, which gives `predictions` of one or two columns, with its tables on the meta device.
+    """Builds the model, which gives `predictions` of so many columns, with its tables on the meta device.
 
     Raises:
         InputError: The model's name is unknown, or the model cannot be built from these features.
@@ -51,16 +53,28 @@ def build_model(
             if not value.is_meta:
                 weights[name].copy_(value)
     check_names(built)
-    if model.dropout and not any(isinstance(module, Dropout) for module in built.modules()):
-        raise InputError(
-            f"model.dropout is {model.dropout}, but model.name '{model.name}' has no hidden layer here that it could "
-            "act on; give it hidden layers (inputs.dropout() in a model of your own), or leave it out"
-        )
+    _check_hidden_layers(built, model)
     if not any(table_of_weight(path) for path, _ in built.named_parameters()):
         raise InputError(
             f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
         )
     return built
+
+
+def _check_hidden_layers(built: nn.Module, model: ModelConfig) -> None:
+    """Refuses keys about hidden layers for a built-in model that has none here."""
+    made_by = {
+        "dropout": Dropout,
+        "normalization": (BatchNorm, LayerNorm),
+        "activation": ACTIVATIONS[model.activation],
+    }
+    for key, kinds in made_by.items() if model.name in MODELS else ():
+        value, default = getattr(model, key), ModelConfig.model_fields[key].default
+        if value != default and not any(isinstance(module, kinds) for module in built.modules()):
+            raise InputError(
+                f"model.{key} is {value!r}, but model.name '{model.name}' has no layer here that it could act on; give "
+                f"it hidden layers, or leave model.{key} out"
+            )
 
 
 def _build(
@@ -80,6 +94,7 @@ def _build(
         dense_names=list(data.dense),
         weighted_features=[name for name, feature in data.sparse.items() if feature.weights],
         pairs=[name for name, columns in predictions.items() if columns == 2],
+        classes={name: columns for name, columns in predictions.items() if columns > 2},
     )
     return builder(inputs)
 

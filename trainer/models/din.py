@@ -21,7 +21,7 @@ class TargetAttention(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         dimension, self._from_one = sequence_dimension(inputs), inputs.config.inner_product
-        self.weights = tower(inputs, 4 * dimension, inputs.config.attention_layers, 1)
+        self.weights = tower(inputs, 4 * dimension, inputs.config.attention_layers, 1, of_items=True)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """Returns the interest in a target, `[B, D]`, from `[B, L, D]`, `[B]` and `[B, D]`."""

@@ -4,70 +4,15 @@ So no state has to be saved: a resumed run draws the masks of an uninterrupted o
 of microbatches. Torch's own dropout takes the next numbers of a generator, other ones on a GPU than on a CPU.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainer.core.arrays import splitmix64
+from trainer.models.step_samples import StepSamples
 
 FACTORS = 0x7FEB352D, -0x7B935975  # of a 32-bit hash with little bias, by Christopher Wellons' search
-
-
-class StepSamples(nn.Module):
-    """The samples that the networks of a model are about to compute: of a batch, of a microbatch, or some of them.
-
-    The step says which before each forward, in place of an argument to every module.
-
-    Attributes:
-        keys: A random number for each sample, `[B]` int32, a function of the seed, the step and the sample's place in
-            the global batch.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys = torch.empty(0, dtype=torch.int32)
-        self._layers = 0
-
-    def __deepcopy__(self, memo: Any) -> "StepSamples":
-        """Returns itself: a copy of a model computes the same samples."""
-        return self
-
-    def new_layer(self) -> int:
-        """Returns the number of a layer that draws random numbers, which no other layer of the model has."""
-        self._layers += 1
-        return self._layers
-
-    def begin(self, seed: int, step: int, first: int, weights: Tensor) -> None:
-        """Says which samples come next.
-
-        Args:
-            seed: The seed of the run.
-            step: The step.
-            first: Place of the first of them in the global batch.
-            weights: Their weights, `[B]`.
-        """
-        if not self._layers:
-            return
-        (of_step,) = np.random.SeedSequence((seed, step)).generate_state(1, np.uint64).view(np.int64).tolist()
-        places = torch.arange(first, first + len(weights), device=weights.device)
-        self.keys = splitmix64(places + of_step).int()
-
-    @contextmanager
-    def only(self, places: np.ndarray) -> Iterator[None]:
-        """Inside the block the networks compute the samples at these places of the batch, in this order, `[N]`."""
-        if not (self._layers and self.training):
-            yield
-            return
-        whole, self.keys = self.keys, self.keys[torch.from_numpy(places).to(self.keys.device)]
-        try:
-            yield
-        finally:
-            self.keys = whole
 
 
 class Dropout(nn.Module):
@@ -109,8 +54,3 @@ def _mixed(bits: Tensor) -> Tensor:
         bits = bits * factor
         bits = bits ^ (bits >> 15)
     return bits
-
-
-def samples_of(model: nn.Module) -> StepSamples:
-    """Returns the samples of a model, to be set before each forward in training."""
-    return next((module for module in model.modules() if isinstance(module, StepSamples)), StepSamples())

@@ -26,6 +26,8 @@ class ModelOutput:
         prediction: Name of the model's prediction.
         columns: Columns of the prediction, where a model returns all of them as one tensor.
         compute: Returns the column from the prediction.
+        mean: What is added to a prediction that is a value, after it is multiplied.
+        std: What it is multiplied by.
     """
 
     name: str
@@ -33,12 +35,14 @@ class ModelOutput:
     prediction: str
     columns: int
     compute: Callable[[Tensor], Tensor]
+    mean: float = 0.0
+    std: float = 1.0
 
 
 def model_outputs(config: Config) -> list[ModelOutput]:
     """Returns the outputs of a model in the order of its tasks, each once."""
     columns = config.predictions()
-    found = [output for task in config.named_tasks().values() for output in _outputs_of(task, columns)]
+    found = [output for task in config.named_tasks().values() for output in outputs_of(task, columns)]
     return list({output.name: output for output in found}.values())
 
 
@@ -56,10 +60,18 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
         # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
         parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
-    return {name: prediction.float() for name, prediction in predictions.items()}
+    named = {name: prediction.float() for name, prediction in predictions.items()}
+    scaled = {output.prediction: output for output in outputs if (output.mean, output.std) != (0.0, 1.0)}
+    return named | {name: named[name] * one.std + one.mean for name, one in scaled.items()}
 
 
-def _outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
+def outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
+    """Returns the outputs of a task: one, or of vectors those of the query and of the item.
+
+    Args:
+        task: The task.
+        columns: The columns of each prediction, as in `Config.predictions`.
+    """
     prediction = str(task.prediction)
     width = columns[prediction]
     if task.output == "vectors":
@@ -69,7 +81,7 @@ def _outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
             for place, side in sides
         ]
     kind, compute = _kind_of(task)
-    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute)]
+    return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute, task.mean, task.std)]
 
 
 def _kind_of(task: TaskConfig) -> tuple[OutputKind, Callable[[Tensor], Tensor]]:

@@ -56,6 +56,6 @@ def by_prediction(inputs: ModelInputs, make: Callable[[], nn.Module]) -> nn.Modu
 
 
 def columns_that_share(inputs: ModelInputs) -> Tensor:
-    """Returns 1 for the columns that get a term shared by all predictions, `[columns]`; in a pair, label 1's column."""
-    shares = [share for columns in inputs.columns for share in (0.0, 1.0)[-columns:]]
+    """Returns 1 for the columns that get a term shared by all predictions, `[columns]`: the last one of each."""
+    shares = [share for columns in inputs.columns for share in (*[0.0] * (columns - 1), 1.0)]
     return torch.tensor(shares, device=inputs.device)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
+from trainer.models.hidden_layers import activation
 from trainer.models.sequence_model import SequenceModel, sequence_dimension
 
 
@@ -19,6 +20,7 @@ class AttentionBlock(nn.Module):
         self.output = nn.Linear(dimension, dimension, device=device)
         self.inner = nn.Linear(dimension, dimension, device=device)
         self.outer = nn.Linear(dimension, dimension, device=device)
+        self.activation = activation(inputs)
         self.dropout, self.inner_dropout = inputs.dropout(), inputs.dropout()
         # A bias of the keys adds the same to all products of a query, which softmax takes away: its gradient is what
         # rounding leaves of 0, which Adam makes as large as any, and other on another number of ranks.
@@ -34,7 +36,7 @@ class AttentionBlock(nn.Module):
         # An item sees only the items before it, and padding comes last: no other mask is needed.
         seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         items = items + self.dropout(self.output(seen.transpose(1, 2).flatten(2)))
-        return items + self.inner_dropout(self.outer(self.inner(self.inner_norm(items)).relu()))
+        return items + self.inner_dropout(self.outer(self.activation(self.inner(self.inner_norm(items)))))
 
 
 class LastState(nn.Module):

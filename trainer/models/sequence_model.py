@@ -11,9 +11,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs, Predictions
-from trainer.models.dropout import samples_of
 from trainer.models.hidden_layers import tower
 from trainer.models.pooled import columns_that_share, vector_width
+from trainer.models.step_samples import samples_of
 
 # Samples whose lengths differ by no more are padded to the longest of them. So are few and short ones, to which a call
 # would cost more than the padding.

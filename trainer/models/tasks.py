@@ -183,7 +183,8 @@ class TaskLosses(nn.Module):
                 task_loss.check_labels(predictions, batch)
         loss = self.of(predictions, batch) if self.training else torch.zeros_like(batch.scale)
         detached = {name: prediction.detach() for name, prediction in predictions.items()}
-        return loss, BatchOutputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups)
+        sparse = None if self.training else batch.sparse
+        return loss, BatchOutputs(loss.detach(), detached, batch.labels, batch.weights, batch.groups, sparse)
 
     @property
     def is_function(self) -> bool:

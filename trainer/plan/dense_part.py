@@ -25,8 +25,8 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
-from trainer.models.dropout import samples_of
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
+from trainer.models.step_samples import samples_of
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import WEIGHTINGS
 from trainer.optim.dense_optimizers import dense_optimizers, freeze

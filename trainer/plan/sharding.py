@@ -319,8 +319,17 @@ def shard(
     plan: ShardingPlan,
     context: DistributedContext,
     seed: int,
+    bound: float | None,
 ) -> DistributedModelParallel:
     """Shards a model: places the shards of every table by the plan, and sets their initial values.
+
+    Args:
+        model: The model.
+        sharders: The sharders of its tables.
+        plan: The placement of the tables.
+        context: This process among the ranks.
+        seed: Seed of the initial values.
+        bound: The greatest of them; None as for `initialize_tables`.
 
     Raises:
         InputError: The memory does not suffice.
@@ -334,7 +343,7 @@ def shard(
             data_parallel_wrapper=_data_parallel(model, context),
         )
         limit_collectives(context)
-        initialize_tables(sharded, seed)
+        initialize_tables(sharded, seed, bound)
     return sharded
 
 

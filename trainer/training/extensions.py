@@ -70,6 +70,14 @@ EXTENSIONS = {
         key=_set("report.profile.first_step"),
         always=True,
     ),
+    "baselines": Extension(
+        places={
+            "check": "trainer.extensions.baselines.watcher:check",
+            "watcher": "trainer.extensions.baselines.watcher:Baselines",
+        },
+        key=_set("report.baselines"),
+        always=True,
+    ),
     "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""

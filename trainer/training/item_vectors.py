@@ -10,6 +10,7 @@ from trainer.batches.catalogue import Catalogue
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
 from trainer.metrics.retrieval import ItemVectors
+from trainer.metrics.seen_items import SeenItems
 
 
 def item_vectors(
@@ -43,8 +44,9 @@ def item_vectors(
             vectors.append(outputs.predictions[name][:, 1])
     ids = torch.from_numpy(catalogue.ids).to(context.device)
     share = -(-len(ids) // context.world_size)
+    seen = SeenItems(catalogue.ids, data, context.device) if data.catalogue.exclude else None
     return {
-        name: ItemVectors(ids, _of_all_ranks(torch.cat(vectors)[:share], context)[: len(ids)])
+        name: ItemVectors(ids, _of_all_ranks(torch.cat(vectors)[:share], context)[: len(ids)], seen)
         for name, vectors in parts.items()
     }
 

@@ -40,10 +40,13 @@ class RowResets:
         tensors: Returns weights, optimizer state and averages as views, by their names in checkpoints.
         config: The optimizers' configuration.
         seed: Seed of the initial values.
+        bound: The greatest of the initial values; None as for `initialize_tables`.
     """
 
-    def __init__(self, tensors: Callable[[], State], config: OptimizerConfig, seed: int) -> None:
-        self._tensors, self._config, self._seed = tensors, config, seed
+    def __init__(
+        self, tensors: Callable[[], State], config: OptimizerConfig, seed: int, bound: float | None = None
+    ) -> None:
+        self._tensors, self._config, self._seed, self._bound = tensors, config, seed, bound
         self._steps: Tensor | None = None
         self._parts: dict[str, list[_LocalShard]] = {}
 
@@ -74,7 +77,8 @@ class RowResets:
     def _values(self, part: _LocalShard, rows: Tensor, table: str, step: int) -> Tensor:
         if is_table(part.name):  # also true of the table's average, which starts at the weights
             columns = torch.arange(part.column, part.column + part.shard.shape[1], device=rows.device)
-            return initial_rows(rows, columns, part.size, table, self._seed, step).to(part.shard.dtype)
+            values = initial_rows(rows, columns, part.size, table, self._seed, step, self._bound)
+            return values.to(part.shard.dtype)
         start = 0.0
         if part.name.startswith("ema_touched."):
             assert self._steps is not None

@@ -147,7 +147,7 @@ def build_sharded_model(
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)
-    model = shard(unsharded, by_kind, plan, context, config.train.seed)
+    model = shard(unsharded, by_kind, plan, context, config.train.seed, config.model.table_init)
     for wrap in found(config, "wrap"):
         wrap(unsharded, context, config)
     with allocating(shapes, torch.float32.itemsize):

@@ -19,7 +19,7 @@ from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, 
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.models.dropout import samples_of
+from trainer.models.step_samples import samples_of
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
@@ -95,7 +95,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._seed, self._rank, self._samples = config.train.seed, context.rank, samples_of(model.model)
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
-        self._reset = RowResets(model.tensors, config.optimizer, config.train.seed)
+        self._reset = RowResets(model.tensors, config.optimizer, config.train.seed, config.model.table_init)
         self._average, self._average_tables = _averages_of_gradients(model, context)
         self._step, self._loss = 0, torch.zeros(())
         self._skipped = False
@@ -171,7 +171,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
     def _begin(self, micro_batch: Batch, number: int) -> None:
         """Tells the model which samples of the global batch come next."""
         first = (self._rank * self._micro_batches + number) * len(micro_batch.weights)
-        self._samples.begin(self._seed, self._step, first, micro_batch.weights)
+        self._samples.begin(self._seed, self._step, first, micro_batch.weights, self._world_size)
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients. Without a cut, fused optimizers update the tables inside backward."""

@@ -14,9 +14,12 @@ from torchx_recsys.apps.check_data.checks import CHECKS, own_checks
 from torchx_recsys.apps.check_data.csv_types import csv_keys, guess_types
 from torchx_recsys.apps.check_data.file_checks import index_findings, refuse_repeated, repeated_columns, schema_findings
 from torchx_recsys.apps.check_data.finding import Finding, by_severity
-from torchx_recsys.apps.check_data.guess import columns_of_few_ids, guess_config, guess_data, guess_label, suggestions
+from torchx_recsys.apps.check_data.first_config import WHY, guess_config
+from torchx_recsys.apps.check_data.guess import columns_of_few_ids, guess_data, suggestions
+from torchx_recsys.apps.check_data.items import ROWS, columns_of_item, item_column, write_items
+from torchx_recsys.apps.check_data.label import guess_label
 from torchx_recsys.apps.check_data.page import draw_report
-from torchx_recsys.apps.check_data.profile import profiles_of
+from torchx_recsys.apps.check_data.profile import Profile, profiles_of
 from torchx_recsys.apps.check_data.reading import Measured, read_split, sampling_mask
 from torchx_recsys.apps.check_data.report import Report, as_tree, render, statistics_of
 from torchx_recsys.apps.check_data.splits import (
@@ -43,12 +46,14 @@ from trainer.core.storage import open_storage, refuse_existing, write_file
 from trainer.data.columns import id_columns
 
 LOGARITHMS = ("none", "log1p", "log3")
+NEGATIVES = 64  # items drawn per lane and step
 
 
 def check_data(
     config: Config | None = None,
     source: tuple[str, ...] = (),
     label: str | None = None,
+    task: str | None = None,
     reader: str | None = None,
     rows: int = 50_000,
     all: bool = False,
@@ -75,6 +80,8 @@ def check_data(
         config: The configuration.
         source: Files, globs or directories on any fsspec URL, instead of a configuration.
         label: The column to predict, with --source. Unset: guessed.
+        task: What to learn of it: binary, values, classes, or items, which goes with labels that are all 1. Unset:
+            guessed.
         reader: Format of the files, as in data.reader, with --source. Unset: by their names, or first bytes.
         rows: Rows of the sample of each split.
         all: Read all row groups.
@@ -97,7 +104,7 @@ def check_data(
     Raises:
         InputError: A file cannot be read, an argument is wrong, or --strict is set and there is an error.
     """
-    _check_arguments(config, source, label, rows, write_config, reader)
+    _check_arguments(config, source, label, task, rows, write_config, reader)
     reader = reader or ("parquet" if config else guess_reader(source))
     own = own_checks(checks)
     to_write = {"--json": json, "--page": page, "--statistics": statistics, "--write-config": write_config}
@@ -128,17 +135,19 @@ def check_data(
         if config:
             guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
         else:
-            target = guess_label(profiles_of(measured, []), label, repeated_columns(splits))
-            profiles = profiles_of(measured, [target])
+            target = guess_label(profiles_of(measured, []), label, task, repeated_columns(splits))
+            profiles = profiles_of(measured, [target.name] if target.task == "binary" and not target.classes else [])
             columns_tree, left_out = guess_data(profiles, target)
-            if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ())]):
+            if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ()), target.name]):
                 columns_tree["csv"] = csv
             if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
                 beside = _vocabularies(write_config)
                 found = write_vocabularies(files["train"], few, data, beside, flag="--write-config")
                 for name, one in found.items():
                     columns_tree["sparse"][name] |= {"rows": one["rows"], "ids": "vocabulary", "vocabulary": one["url"]}
-            guessed = guess_config(columns_tree, files, reader, splits[0].files.rows)
+            if target.task == "items":
+                columns_tree |= _catalogue(profiles, target.name, columns_tree, splits, data, write_config)
+            guessed = guess_config(columns_tree, target, files, reader, {one.name: one.files.rows for one in splits})
             data = validate(Config, guessed, lambda _: "--source: ").data
         left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
         checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
@@ -167,6 +176,7 @@ def _check_arguments(
     config: Config | None,
     source: Sequence[str],
     label: str | None,
+    task: str | None,
     rows: int,
     write_config: str | None,
     reader: str | None,
@@ -176,7 +186,7 @@ def _check_arguments(
         raise InputError(f"data is named by CONFIG or by --source, but {found}; give one of them")
     if rows < 1:
         raise InputError(f"--rows is {rows}; it must be at least 1")
-    for flag, given in (("--label", label), ("--write-config", write_config), ("--reader", reader)):
+    for flag, given in (("--label", label), ("--task", task), ("--write-config", write_config), ("--reader", reader)):
         if config and given:
             raise InputError(f"{flag} is set, and so is CONFIG, which has all that it would say; use it with --source")
 
@@ -215,7 +225,7 @@ def _read(
 
 def _probabilities(data: DataConfig) -> list[str]:
     """Returns the labels in [0, 1]."""
-    return [name for name in data.labels if name not in data.numeric_labels]
+    return [name for name in data.labels if name not in (*data.numeric_labels, *data.classes)]
 
 
 def _retrieved(config: Config) -> list[str]:
@@ -236,6 +246,25 @@ def _reported(
         findings = by_severity([*before, *chain.from_iterable(check(checked) for check in checks)])
         better = suggestions(checked.config, checked.profiles)
     return Report(data, checked.splits, checked.profiles, findings, better, left_out, checked.time)
+
+
+def _catalogue(
+    profiles: Mapping[str, Profile],
+    label: str,
+    guessed: Tree,
+    splits: Sequence[Split],
+    data: DataConfig,
+    write_config: str | None,
+) -> Tree:
+    """Returns the keys of the catalogue of items, and writes it beside a configuration that is to be written."""
+    item = item_column(profiles, label)
+    columns = [name for name in columns_of_item(profiles, item) if name != label]
+    url = f"{(write_config or 'first.toml').removesuffix('.toml')}-items.parquet"
+    if write_config:
+        write_items(url, splits, data, columns)
+    groups = [item, *(name for name in guessed.get("groups", ()) if name != item)]
+    catalogue = {"items": [url], "id": item, "weight": ROWS, "negatives": NEGATIVES}
+    return {"groups": groups, "catalogue": catalogue, "columns of item": columns}
 
 
 def _vocabularies(write_config: str) -> str:
@@ -259,7 +288,10 @@ def _removed_after_a_failure(folder: str | None, overwrite: bool) -> Iterator[No
 def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
     notes = [f"#   {json_format.dumps(name)}: {why}" for name, why in left_out.items()]
     head = ["# Guessed from the files.", *(["# Left out:", *notes] if notes else []), ""]
-    return "\n".join(head) + "\n" + tomli_w.dumps(tree)
+    text = tomli_w.dumps(tree)
+    for section, why in WHY.items():
+        text = text.replace(f"[{section}]\n", f"[{section}]\n# {why}\n", 1)
+    return "\n".join(head) + "\n" + text
 
 
 def _print_next(write_config: str | None, report: Report) -> None:

@@ -37,7 +37,8 @@ class Checked:
     @property
     def probabilities(self) -> list[str]:
         """The labels in [0, 1]."""
-        return [name for name in self.config.labels if name not in self.config.numeric_labels]
+        others = (*self.config.numeric_labels, *self.config.classes)
+        return [name for name in self.config.labels if name not in others]
 
     @property
     def features(self) -> list[str]:

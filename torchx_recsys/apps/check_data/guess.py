@@ -1,27 +1,23 @@
-"""A first configuration guessed from columns, and better values for the keys of a given configuration."""
+"""Features guessed from columns, and better values for the keys of a given configuration."""
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from torchx_recsys.apps.check_data.copies import Copies
 from torchx_recsys.apps.check_data.figures import best_transform, transformed
+from torchx_recsys.apps.check_data.finding import percent
 from torchx_recsys.apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
+from torchx_recsys.apps.check_data.label import Label
 from torchx_recsys.apps.check_data.label_checks import LEAK, deciding_value
 from torchx_recsys.apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
-from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import Tree
 
-LABEL = re.compile(
-    r"label|target|y|clicks?|clicked|is_\w+|(\w+_)?(label|target|click|clicked)|conversions?|converted|purchased?|"
-    r"bought|likes?|liked|recommended\w*",
-    re.IGNORECASE,
-)
 WEIGHT = re.compile(r"((sample_?|row_?)?weights?|importance)", re.IGNORECASE)
 GROUP = re.compile(r"(user|session|visitor|customer|member|query)(_?id)?|uid|qid", re.IGNORECASE)
 ID = re.compile(
@@ -32,10 +28,11 @@ ID = re.compile(
 )
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
 INPUTS = ("present", "values", "lengths", "weights")  # suffixes that an exported model adds to the name of a feature
+BUCKETS, ROWS_OF_BUCKET = 32, 20  # most buckets of a number, and least rows in each
+NEW, SEEN = 0.95, 0.5  # an id is left out if of its ids in a later split this share is new, though training saw as many
 COMPACT = 4  # ids count as consecutive if the highest is below this multiple of their number
 ROUNDED = 1000
 FEW_IDS = 10_000  # limit for a vocabulary; a sample underestimates, but a longer vocabulary is exact, too
-LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
 STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 64, 65536
 OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # limits for mean and deviation, which are 0 and 1 if standardized
@@ -59,68 +56,58 @@ class Suggestion:
     why: str
 
 
-def guess_label(profiles: Mapping[str, Profile], label: str | None, repeated: Mapping[str, str] = {}) -> str:
-    """Returns the column to predict: `label`, or the column that most resembles a label.
-
-    Args:
-        profiles: The columns.
-        label: The column, if it is given.
-        repeated: Column names that occur more than once in a file, each with the file.
-
-    Raises:
-        InputError: The column is missing or has values other than 0 and 1, or no column looks like a label.
-    """
-    if label is not None:
-        if label not in profiles:
-            raise InputError(f"--label is '{label}', which is no column{nearest(label, profiles)}")
-        if fault := _no_label(profiles[label]):
-            raise InputError(f"--label is '{label}', {fault}")
-        return label
-    faults = {name: _no_label(profile) for name, profile in profiles.items()}
-    binary = [name for name, fault in faults.items() if not fault]
-    named = [name for name in binary if _named_like_a_label(name)]
-    exact = [name for name in named if name.lower() in ("label", "target", "click", "clicked", "y")]
-    if found := exact or named or (binary if len(binary) == 1 else []):
-        return found[0]
-    if like := [name for name in faults if _named_like_a_label(name) and name not in binary]:
-        raise InputError(f"--label is unset, and '{like[0]}' is named like one, {faults[like[0]]}")
-    if twice := [name for name in repeated if _named_like_a_label(name)]:
-        raise InputError(
-            f"--label is unset, and '{twice[0]}' is named like one, but {repeated[twice[0]]} has more than one such "
-            "column; name each apart"
-        )
-    has = f"these have 0 and 1: {some_of(binary)}" if binary else "none has only the values 0 and 1"
-    if not binary and (with_nulls := [name for name, profile in profiles.items() if _is_binary(profile)]):
-        raise InputError(f"--label is unset, and '{with_nulls[0]}' would do, {faults[with_nulls[0]]}")
-    # In tables written by hand or exported for training, the label is usually last.
-    such = f", such as --label {shlex.quote(binary[-1])}" if binary else ""
-    raise InputError(f"--label is unset, and no column of --source is named like a label; {has}; name one{such}")
-
-
-def guess_data(profiles: Mapping[str, Profile], label: str) -> tuple[Tree, dict[str, str]]:
+def guess_data(profiles: Mapping[str, Profile], label: Label) -> tuple[Tree, dict[str, str]]:
     """Guesses the keys of section `data` from columns; also returns the columns left out, each with the reason.
 
     Args:
-        profiles: The columns; their `labels` are `label`.
+        profiles: The columns; their `labels` are `label`, if it is 0 or 1.
         label: The label.
     """
-    tree: Tree = {"labels": [label], "dense": {}, "sparse": {}}
+    tree: Tree = label.data() | {"dense": {}, "sparse": {}}
     left_out: dict[str, str] = {}
+    copies = Copies()
     for name, profile in profiles.items():
-        if name == label:
+        if name == label.name:
             continue
         if _is_weight(profile) and "weight" not in tree:
             tree["weight"] = name
             continue
         if GROUP.fullmatch(name) and profile.kind in ("integer", "text") and not _nulls(profile):
             tree.setdefault("groups", []).append(name)
-        if reason := _why_not(profile):
+        if reason := _why_not(profile) or copies.why_not(profile, _is_sparse(profile)):
             left_out[name] = reason
         elif _is_sparse(profile):
             tree["sparse"][name] = sparse_rule(profile)
         else:
             tree["dense"][name] = _dense(profile)
+            if edges := bucket_edges(profile):
+                tree["sparse"][_bucket_name(name, profiles)] = {
+                    "column": name,
+                    "rows": len(edges) + 1,
+                    "buckets": edges,
+                }
     return tree, left_out
+
+
+def bucket_edges(profile: Profile) -> list[float]:
+    """Returns edges with about equally many rows between two of them, so that a model may learn a curve of a number.
+
+    Training compares with them in float32, in which two edges may be one.
+    """
+    values = profile.finite(profile.first)
+    number = min(BUCKETS, len(values) // ROWS_OF_BUCKET)
+    if number < 2:
+        return []
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, number + 1)[1:-1]).astype(np.float32))
+    edges = edges[np.isfinite(edges) & (edges > values[0])]
+    return [float(f"{edge:.9g}") for edge in edges]
+
+
+def _bucket_name(name: str, profiles: Mapping[str, Profile]) -> str:
+    new = f"{name}_bucket"
+    while new in profiles:
+        new += "_"
+    return new
 
 
 def columns_of_few_ids(data: Tree, profiles: Mapping[str, Profile]) -> list[str]:
@@ -132,51 +119,6 @@ def columns_of_few_ids(data: Tree, profiles: Mapping[str, Profile]) -> list[str]
     """
     hashed = [name for name, feature in data["sparse"].items() if feature.get("ids") == "hash"]
     return [name for name in hashed if profiles[name].distinct <= FEW_IDS]
-
-
-def guess_config(data: Tree, files: Mapping[str, Sequence[str]], reader: str, rows: int) -> Tree:
-    """Returns a whole configuration.
-
-    Args:
-        data: The result of `guess_data`.
-        files: The files of each split.
-        reader: Their format.
-        rows: Rows to train on.
-    """
-    head: Tree = {} if reader == "parquet" else {"reader": reader}
-    head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch_size_for(rows)}
-    tree: Tree = {"data": head | _renamed(data)}
-    if not data["sparse"]:
-        raise InputError("--source has no column of ids that could be a feature, which every model needs; add one")
-    model: Tree = {"name": "dlrm"} if data["dense"] else {"name": "wide_deep"}
-    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
-        model |= {"embedding_dim": 16, "over_layers": [64, 32]} | ({"dense_layers": [64]} if data["dense"] else {})
-    tree |= {"model": model, "train": {"epochs": 1}}
-    tree["optimizer"] = {
-        "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
-        "dense": {"name": "adam", "learning_rate": 1e-3},
-    }
-    return tree
-
-
-def _renamed(data: Tree) -> Tree:
-    """Renames features whose name equals an input of another feature, such as NAME.values, which exports refuse."""
-    kinds = ("dense", "sparse")
-    known = [name for kind in kinds for name in data[kind]]
-
-    def renamed(name: str) -> str:
-        feature, _, ending = name.rpartition(".")
-        new = f"{feature}_{ending}"
-        return new if ending in INPUTS and feature in known and new not in known else name
-
-    named = {
-        kind: {
-            renamed(name): keys | ({"column": name} if renamed(name) != name else {})
-            for name, keys in data[kind].items()
-        }
-        for kind in kinds
-    }
-    return data | named
 
 
 def suggestions(config: DataConfig, profiles: Mapping[str, Profile]) -> list[Suggestion]:
@@ -233,35 +175,6 @@ def batch_size_for(rows: int) -> int:
     return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
 
 
-def _named_like_a_label(name: str) -> bool:
-    return LABEL.fullmatch(re.sub(r"\W+", "_", name)) is not None
-
-
-def _no_label(profile: Profile) -> str:
-    """Returns why a column cannot be a label, and the remedy; empty if it can."""
-    tally = profile.first.tally(profile.name)
-    if profile.kind == "text":
-        values = " and ".join(sorted(repr(value) for value, _, _ in profile.first_ids.top(2)))
-        return f"whose values are text, such as {values}; write it as 0 and 1, or name another column"
-    if profile.kind not in ("integer", "number"):
-        return "which is no column of numbers; name a column of 0 and 1"
-    if not _is_binary(profile):
-        found = f"from {tally.minimum:g} to {tally.maximum:g}" if tally.has_values else "null"
-        return f"whose values are not 0 and 1 but {found}; name a column that has these"
-    if tally.nulls or tally.nan:
-        nulls = plural(tally.nulls + tally.nan, "null")
-        return f"which has {nulls} in {tally.rows:,} rows beside 0 and 1; leave these rows out, or write what they mean"
-    return ""
-
-
-def _is_binary(profile: Profile) -> bool:
-    """Returns whether the values of a column are 0, 1 and null."""
-    if profile.kind not in ("integer", "number"):
-        return False
-    tally = profile.first.tally(profile.name)
-    return {*np.unique(profile.finite(profile.first))} <= {0, 1} and (tally.minimum, tally.maximum) == (0, 1)
-
-
 def _nulls(profile: Profile) -> int:
     return sum(measured.tally(profile.name).nulls for measured in profile.measured)
 
@@ -301,10 +214,24 @@ def _why_not(profile: Profile) -> str:
         hardly_repeats = len(ids.codes) >= min(ENOUGH, ids.rows) and len(ids.distinct) > UNIQUE * len(ids.codes)
         if hardly_repeats and (sparse or len(ids.distinct) == len(ids.codes)):
             return f"{len(ids.distinct):,} different values among {len(ids.codes):,}"
+    if sparse and (reason := _unseen(profile)):
+        return reason
     auc = profile.auc_as_ids if sparse else profile.auc_as_number
     if auc > LEAK:
         return f"an AUC of {auc:.3f} alone: it knows the label"
     return deciding_value(profile)
+
+
+def _unseen(profile: Profile) -> str:
+    """Returns that nearly all ids of a later split are new, though training's own repeat; empty if they are not."""
+    once = int((profile.first_ids.counts == 1).sum())
+    repeat = 1 - once / max(1, len(profile.first_ids.codes))  # an id drawn next is new with the chance of one seen once
+    for measured in profile.measured[1:]:
+        new = 1 - profile.known(measured)
+        if repeat > SEEN and new > NEW and len(profile.ids[measured.name].codes):
+            there = f"{percent(new)} of its ids in {measured.name} are not in {profile.first.name}"
+            return f"{there}: nothing is learned of them"
+    return ""
 
 
 def _dense(profile: Profile) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def check_label_over_time(checked: Checked) -> Iterator[Finding]:
     """Finds a period of `--time` whose mean label deviates from the other periods."""
     if not (time := checked.time):
         return
-    for profile in checked.of(checked.config.labels):
+    for profile in checked.of(checked.probabilities):
         labels, times = (checked.profiles[name].numbers(checked.first) for name in (profile.name, time))
         found = rates_over_time(np.nan_to_num(labels), times)
         for number, (rate, rows) in enumerate(zip(found["rate"], found["rows"], strict=True)):

@@ -38,7 +38,7 @@ from torchx_recsys.apps.export.reference import (
 from torchx_recsys.apps.export.rules import ids_with_rows
 from torchx_recsys.apps.export.served import Rules, ServedModel
 from torchx_recsys.apps.export.shards import TableShards, write_in_shards
-from torchx_recsys.apps.export.signature import column_types, lists_in, signature, type_of_ids
+from torchx_recsys.apps.export.signature import column_types, items_in, lists_in, signature, type_of_ids
 from torchx_recsys.apps.export.tables import replace_tables
 from torchx_recsys.apps.export.weights import SavedWeights, load_dense, load_model, read_managed
 from trainer.checkpoint.choice import NEWEST, find_checkpoint
@@ -228,7 +228,7 @@ def _write(
     types, lists = column_types(files, data), lists_in(files, data)
     described = signature(data, types, lists, model_outputs(config))
     described |= {"model": config.model.name, "step": chosen.step, "averages": choices.averages, "tables": "float32"}
-    described |= {"format": choices.format, "split": split}
+    described |= {"format": choices.format, "split": split, **items_in(config)}
     state = read_managed(chosen) if data.managed_tables else {}
     rows = partial(read_rows, files, config.data, saved_id_map(config, chosen.train_state, state))
     listed = ids_with_rows(data, {table: state[f"managed.{name_in_model(table)}.ids"] for table in data.managed_tables})

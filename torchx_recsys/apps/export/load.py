@@ -249,12 +249,26 @@ class Model:
         self.export, self.signature = changes.export, changes.signature
 
     def inputs(self, columns: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns columns as the model's input tensors, in its order; raises the same errors."""
+        """Returns columns as the model's input tensors, in its order; raises the same errors.
+
+        A model of the vectors of queries and items takes the columns of one side alone: those of the other are missing.
+        """
+        columns = self._of_both_sides(columns)
         self._check(columns)
         found: dict[str, Tensor] = {}
         for column in self.signature["columns"]:  # one column may serve several features
             found |= self._read(column, columns)
         return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
+
+    def _of_both_sides(self, columns: dict[str, Any]) -> dict[str, Any]:
+        is_of_vectors = all(output["kind"] == "vector" for output in self.signature["outputs"])
+        of_items = self.signature.get("items", {}).get("columns", []) if is_of_vectors else []
+        sides = of_items, [name for name in self._names if name not in of_items]
+        absent = [side for side in sides if of_items and not {*side} & columns.keys()]
+        first = next(iter(columns.values()), None)
+        if len(absent) != 1 or not isinstance(first, list | self._read.array):
+            return columns
+        return {**columns, **{name: [None] * len(first) for name in absent[0]}}
 
     def _check(self, columns: dict[str, Any]) -> None:
         for name in columns:
@@ -419,7 +433,7 @@ class _Reader:
     def __init__(self, library: str, array: str, rules: dict[str, Any]) -> None:
         self._rules = rules
         self._library = importlib.import_module(library)
-        self._array = getattr(self._library, array)
+        self.array = getattr(self._library, array)
         # NumPy would warn of numbers that are infinite in float32; these are refused anyway.
         self._quiet = partial(self._library.errstate, all="ignore") if library == "numpy" else contextlib.nullcontext
 
@@ -494,7 +508,7 @@ class _Reader:
             raise ColumnError(f"column '{column['name']}': {error}") from error
 
     def _single_weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
-        values, ids = (one.tolist() if isinstance(one, self._array) else one for one in (values, ids))
+        values, ids = (one.tolist() if isinstance(one, self.array) else one for one in (values, ids))
         weights = [
             0.0 if id is None else _weight(column, row, value)
             for row, (id, value) in enumerate(zip(ids, values, strict=True))
@@ -522,7 +536,7 @@ class _Reader:
         is_one = isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__") or getattr(one, "ndim", 1) == 0
         if one is not None and is_one:
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
-        return one.tolist() if isinstance(one, self._array) else [*(one or ())]
+        return one.tolist() if isinstance(one, self.array) else [*(one or ())]
 
     def _with_none(self, values: Any, of_numbers: bool = False) -> Any:
         """Returns values with None for each null; NaN in a column of numbers stays, as in training it is not null."""
@@ -534,7 +548,7 @@ class _Reader:
 
     def _is_array(self, values: Any) -> bool:
         """Returns whether values are an array of numbers; arrays of objects or strings are read like lists."""
-        return isinstance(values, self._array) and getattr(values.dtype, "kind", "") not in ("O", "U", "T")
+        return isinstance(values, self.array) and getattr(values.dtype, "kind", "") not in ("O", "U", "T")
 
     def _ids(self, values: list[int]) -> Tensor:
         return self._library.asarray(values, dtype=self._library.int64)

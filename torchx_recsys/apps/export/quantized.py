@@ -99,7 +99,7 @@ class _Served(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, BatchOutputs]:
         """Returns a loss of 0, and the predictions."""
         loss, predictions = torch.zeros(()), by_name(self._outputs, plain_answers(self._model, batch))
-        return loss, BatchOutputs(loss, predictions, batch.labels, batch.weights, batch.groups)
+        return loss, BatchOutputs(loss, predictions, batch.labels, batch.weights, batch.groups, batch.sparse)
 
 
 def _item_vectors(

@@ -59,10 +59,10 @@ def read_rows(files: FileSet, data: DataConfig, id_map: IdMap, at_once: int = RE
                 rows = range(start, min(start + at_once, group.rows))
                 chunk = Chunk(column, rows, partial(reader.where, group))
                 batch = id_map.looked_up(to_batch(decode(chunk, data, files.files[0].lists), data, 1.0))
-                yield SplitRows(_raw_columns(chunk, data), batch)
+                yield SplitRows(raw_columns(chunk, data), batch)
 
 
-def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
+def raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
     """Returns the values of the features' columns, as a client sends them."""
     uses: dict[str, set[str]] = {}
     for name, feature in (*data.dense.items(), *data.sparse.items()):
@@ -77,10 +77,18 @@ def _raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
         for column in (one.column or name, one.weights)
         if one.times and column
     }
-    return {column: _raw_column(column, chunk, found, timed.get(column)) for column, found in uses.items()}
+    return {column: raw_column(column, chunk, found, timed.get(column)) for column, found in uses.items()}
 
 
-def _raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None) -> list[Any]:
+def raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature | None = None) -> list[Any]:
+    """Returns the values of a column, as a client sends them.
+
+    Args:
+        column: The column.
+        chunk: The rows.
+        uses: What features take it for: numbers, ids, times or nulls.
+        timed: A feature that leaves out later ids.
+    """
     if "times" in uses:
         seconds, missing = seconds_of(column, chunk)
         return pa.array(seconds, mask=missing).to_pylist()

@@ -6,8 +6,10 @@ from typing import Any
 import pyarrow as pa
 
 from torchx_recsys.apps.export.served import name_of_presence, name_of_weights, names_of_list
+from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
+from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
 from trainer.models.outputs import ModelOutput
@@ -54,11 +56,32 @@ def signature(
     }
 
 
+def items_in(config: Config) -> dict[str, Any]:
+    """Returns the entry `items` of a model that knows the features of an item; nothing for another one.
+
+    It has the column of the items' ids, the columns of an item, which no query has, and the columns of a query with
+    items that it has had.
+    """
+    if not config.model.item_features:
+        return {}
+    data = config.data
+    query = [name for name in (*data.dense, *data.sparse) if name not in config.model.item_features]
+    asked = features_only(data, query).columns
+    columns = [name for name in features_only(data, config.model.item_features).columns if name not in asked]
+    return {"items": {"id": data.catalogue.id, "columns": columns, "seen": seen_columns(data)}}
+
+
 def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
     """Returns the plain type of each feature column, from the first file with values in the column."""
     features = [*data.dense.items(), *data.sparse.items()]
     columns = [column for name, feature in features for column in columns_of(name, feature)]
     return {column: _type_of(column, files) for column in columns}
+
+
+def seen_columns(data: DataConfig) -> list[str]:
+    """Returns the columns of samples with items that are left out of answers."""
+    names = getattr(data.catalogue, "exclude", [])
+    return [columns_of(name, data.sparse[name])[0] for name in names]
 
 
 def _type_of(column: str, files: FileSet) -> pa.DataType:

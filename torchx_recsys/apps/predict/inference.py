@@ -115,10 +115,11 @@ class PredictProgress:
     Args:
         rows: Rows to predict, on all ranks.
         context: This process among the ranks.
+        of: What is counted in place of rows.
     """
 
-    def __init__(self, rows: int, context: DistributedContext) -> None:
-        self._rows, self._done, self._context = rows, 0, context
+    def __init__(self, rows: int, context: DistributedContext, of: str = "row") -> None:
+        self._rows, self._done, self._context, self._of = rows, 0, context, of
         self._started = self._printed = time.monotonic()
 
     def add(self, rows: int) -> None:
@@ -133,7 +134,8 @@ class PredictProgress:
     def summary(self) -> str:
         """Returns the predicted rows, their share of all rows, and the rate so far."""
         rate = self._done / max(1e-9, time.monotonic() - self._started)
-        return f"{self._done:,} of {plural(self._rows, 'row')} ({self._done / self._rows:.0%})  {rate:,.0f} rows/s"
+        done = f"{self._done:,} of {plural(self._rows, self._of)} ({self._done / self._rows:.0%})"
+        return f"{done}  {rate:,.0f} {self._of}s/s"
 
 
 def _until(give_up: Callable[[], bool], batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -84,13 +84,16 @@ class PartFiles:
         rows: Rows of all parts.
         size: Rows of a part.
         names: Names of the columns in the files; empty to keep the names of the tables.
+        of: What is counted in place of rows, if each of it has any number of rows in the files.
 
     Attributes:
         parts: The parts.
     """
 
-    def __init__(self, directory: RunDirectory, rows: int, size: int, names: Sequence[str] = ()) -> None:
-        self._directory, self._names = directory, names
+    def __init__(
+        self, directory: RunDirectory, rows: int, size: int, names: Sequence[str] = (), of: str = "row"
+    ) -> None:
+        self._directory, self._names, self._of = directory, names, of
         self.parts: list[RowRange] = cut_into_parts(rows, size)
 
     def __str__(self) -> str:
@@ -113,7 +116,8 @@ class PartFiles:
         start, stop = self.parts[number]
         try:
             with self._directory.fs.open(self._directory.path(self.name(number)), "rb") as file:
-                return pq.read_metadata(file).num_rows == stop - start
+                found = pq.read_metadata(file).num_rows
+                return self._of != "row" or found == stop - start
         except pa.ArrowException:
             return False
 
@@ -138,12 +142,13 @@ class PartFiles:
         Args:
             facts: Entries of the manifest besides the parts.
         """
-        files = [{"file": self.name(number), "rows": stop - start} for number, (start, stop) in enumerate(self.parts)]
+        of = f"{self._of}s"
+        files = [{"file": self.name(number), of: stop - start} for number, (start, stop) in enumerate(self.parts)]
         for name in _names(self._directory):
             if ".parquet" in name and name.endswith(PARTIAL):
                 with suppress(FileNotFoundError):
                     self._directory.fs.rm_file(self._directory.path(name))
-        manifest = facts | {"rows": sum(file["rows"] for file in files), "parts": files}
+        manifest = facts | {of: self.parts[-1][1], "parts": files}
         self._directory.write_json(MANIFEST, manifest)
 
 
@@ -161,8 +166,12 @@ class PartFile:
         self._sink = io.BytesIO()  # hands over its bytes without a copy
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, table: pa.Table) -> None:
+    def add(self, table: pa.Table, rows: int | None = None) -> None:
         """Adds the next rows.
+
+        Args:
+            table: The rows.
+            rows: How many rows of the part they are of. Unset: each is one.
 
         Raises:
             InputError: The full part cannot be written.
@@ -172,7 +181,7 @@ class PartFile:
             self._sink, table.schema, dictionary_pagesize_limit=DICTIONARY_BYTES
         )
         self._writer.write_table(table, ROW_GROUP_ROWS)
-        self._left -= len(table)
+        self._left -= len(table) if rows is None else rows
         if not self._left:
             self._writer.close()
             self._save(self._sink.getvalue())

@@ -212,7 +212,7 @@ def _find_checkpoint(
     types.check(arguments.data(config.data), source.files.files)
     return checkpoint, {
         "checkpoint": record_of_checkpoint(checkpoint),
-        "model": _fingerprint(config),
+        "model": model_fingerprint(config),
         "data": {
             "fingerprint": source.files.fingerprint,
             "files": len(source.files.files),
@@ -249,7 +249,7 @@ def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> 
     return chosen
 
 
-def _fingerprint(config: Config) -> str:
+def model_fingerprint(config: Config) -> str:
     """Returns a text that changes with the computation of a model from its weights and a row."""
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
     # Without empty options, so that jobs from before the options existed can continue.

@@ -43,8 +43,9 @@ class PartsJob:
         directory: The directory of the parts.
         checkpoint: The checkpoint that the parts are made from.
         record: Everything that decides the contents of the parts.
-        rows: Rows of all parts.
+        rows: Rows of all parts, or what their rows are of.
         names: Names of the columns in the parts; empty to keep the names of the tables.
+        of: What `rows` counts. Unless a part has a row for each, it may have any number of rows.
     """
 
     directory: RunDirectory
@@ -52,6 +53,7 @@ class PartsJob:
     record: Record
     rows: int
     names: tuple[str, ...] = ()
+    of: str = "row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +104,8 @@ def claimed(job: PartsJob, stop_requests: StopRequests, context: DistributedCont
     """
     directory = job.directory
     with locked(directory, context):
-        record, missing = broadcast_from_rank0(context, lambda: _begin(directory, job.record, job.rows))
-        parts = PartFiles(directory, job.rows, record["rows_per_part"], job.names)
+        record, missing = broadcast_from_rank0(context, lambda: _begin(job))
+        parts = PartFiles(directory, job.rows, record["rows_per_part"], job.names, job.of)
         if context.is_rank0:
             _announce(job, record, parts, len(missing), context)
         try:
@@ -120,16 +122,11 @@ def claimed(job: PartsJob, stop_requests: StopRequests, context: DistributedCont
             raise
         gather_to_all(None, context)  # every rank has written its parts
         if context.is_rank0:
-            _finish(directory, record, parts)
+            _finish(job, record, parts)
 
 
-def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, list[int]]:
+def _begin(job: PartsJob) -> tuple[Record, list[int]]:
     """Writes the record of a new job, or compares it with the record of the job that is continued.
-
-    Args:
-        directory: The directory of the parts.
-        record: The record of this job.
-        rows: Rows of all parts.
 
     Returns:
         The record that counts, and the numbers of the parts to make.
@@ -137,6 +134,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
     Raises:
         InputError: The directory holds parts of another job.
     """
+    directory, record = job.directory, job.record
     earlier = _find_earlier(directory)  # read again: another job may have ended before this job took the lock
     if earlier.record:
         _check_same(directory, earlier.record, record)
@@ -144,7 +142,7 @@ def _begin(directory: RunDirectory, record: Record, rows: int) -> tuple[Record, 
     with named(directory.key, directory.url):
         if not earlier.record:
             directory.write_json(FILE, record)
-        missing = PartFiles(directory, rows, record["rows_per_part"]).missing()
+        missing = PartFiles(directory, job.rows, record["rows_per_part"], of=job.of).missing()
         if earlier.is_done and missing:
             directory.fs.rm_file(directory.path(MANIFEST))
     return record, missing
@@ -233,7 +231,7 @@ def _announce(job: PartsJob, record: Record, parts: PartFiles, missing: int, con
     at_once = f", rows at once: {record['batch_size']:,}" if "batch_size" in record else ""
     print(
         f"step {job.checkpoint.step:,} of {without_secrets(job.checkpoint.run_url)}: "
-        f"{plural(job.rows, 'row')} in {parts}, {len(parts.parts) - missing:,} of which are there; "
+        f"{plural(job.rows, job.of)} in {parts}, {len(parts.parts) - missing:,} of which are there; "
         f"ranks: {context.world_size}{at_once}",
         flush=True,
     )
@@ -241,12 +239,12 @@ def _announce(job: PartsJob, record: Record, parts: PartFiles, missing: int, con
         print("nothing is left to do")
 
 
-def _finish(directory: RunDirectory, record: Record, parts: PartFiles) -> None:
+def _finish(job: PartsJob, record: Record, parts: PartFiles) -> None:
     """Writes the manifest, and prints the place of the parts and how to read them."""
+    directory, made = job.directory, f"{plural(job.rows, job.of)} in {parts}"
     with named(directory.key, directory.url):
         parts.commit(record)
-    rows = parts.parts[-1][1]
-    print(f"{plural(rows, 'row')} in {parts} in {without_secrets(directory.url)}")
+    print(f"{made} in {without_secrets(directory.url)}")
     load = "from pyarrow.dataset import dataset; print(dataset({}, exclude_invalid_files=True).head(5))"
     print(f"\n{next_commands(python_command(load, directory.url))}")
-    write_outcome(f"{FINISHED_WORD}: {plural(rows, 'row')} in {parts}")
+    write_outcome(f"{FINISHED_WORD}: {made}")

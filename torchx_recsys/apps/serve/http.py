@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchx_recsys.apps.export.load import ColumnError, Model
 from torchx_recsys.apps.serve.batching import Batcher
+from trainer.core.errors import InputError
 
 # Starlette, not FastAPI: FastAPI makes schemas from classes, but the columns are known only once a model is loaded.
 # Not the standard library's server either: it uses a thread for each connection.
@@ -29,13 +30,19 @@ class Answer(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> Starlette:
+def make_app(
+    batcher: Batcher,
+    samples: int,
+    tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    lists: Callable[[Any], Coroutine[Any, Any, Any]] | None = None,
+) -> Starlette:
     """Returns the application.
 
     Args:
         batcher: Answers requests.
         samples: Most samples of a request.
         tasks: Tasks that run as long as the application.
+        lists: Answers the content of a request for lists of items. Unset: there are no items.
     """
 
     @contextlib.asynccontextmanager
@@ -52,6 +59,12 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
         outputs = await batcher.answer(model, inputs, count)
         return await asyncio.to_thread(_answer, outputs)
 
+    async def recommend(request: Request) -> Answer:
+        body = await _body(request)
+        if lists is None:
+            raise HTTPException(400, "this server has no items to list; start it with --items FILES")
+        return Answer(await lists(await asyncio.to_thread(_content, body)))
+
     async def health(_: Request) -> Answer:
         signature = batcher.model.signature
         return Answer({"status": "ok", "model": signature["model"], "step": signature["step"]})
@@ -61,13 +74,19 @@ def make_app(batcher: Batcher, samples: int, tasks: Sequence[Callable[[], Corout
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
+        Route("/recommend", recommend, methods=["POST"]),
         Route("/health", health),
         Route("/signature", signature),
     ]
     return Starlette(
         routes=routes,
         lifespan=working,
-        exception_handlers={ColumnError: _wrong_columns, HTTPException: _wrong, ClientDisconnect: _gone},
+        exception_handlers={
+            ColumnError: _wrong_columns,
+            InputError: _wrong_columns,
+            HTTPException: _wrong,
+            ClientDisconnect: _gone,
+        },
     )
 
 
@@ -96,14 +115,19 @@ def _inputs(model: Model, body: bytearray, most: int) -> tuple[dict[str, Tensor]
 
 def _columns(body: bytearray) -> dict[str, Any]:
     """Returns the columns of a body, `{"columns": {NAME: [VALUE, ...]}}`."""
-    try:
-        content = json.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise HTTPException(400, f"the body is not JSON: {reason}") from error
+    content = _content(body)
     if not isinstance(content, dict) or [*content] != ["columns"] or not isinstance(content["columns"], dict):
         raise HTTPException(400, 'the body must be {"columns": {NAME: [VALUE, ...]}}; /signature names the columns')
     return content["columns"]
+
+
+def _content(body: bytearray) -> Any:
+    """Returns the JSON of a body."""
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise HTTPException(400, f"the body is not JSON: {reason}") from error
 
 
 def _answer(outputs: dict[str, Tensor]) -> Answer:
@@ -127,7 +151,7 @@ async def _wrong_columns(_: Request, error: Exception) -> Answer:
 
 async def _wrong(request: Request, error: Exception) -> Answer:
     assert isinstance(error, HTTPException)
-    known = {404: "there are /predict, /health and /signature", 405: f"{request.url.path} does not take it"}
+    known = {404: "there are /predict, /recommend, /health and /signature", 405: f"{request.url.path} does not take it"}
     message = f"{request.method} {request.url.path}: {known[error.status_code]}" if error.status_code in known else None
     return Answer({"error": message or error.detail}, error.status_code, error.headers)
 

@@ -1,0 +1,1 @@
+"""How good a first configuration is, on public data sets."""

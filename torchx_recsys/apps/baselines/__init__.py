@@ -1,0 +1,1 @@
+"""Baselines beside a model: simple predictors on the same rows, by the same metrics."""

@@ -1,0 +1,134 @@
+"""A whole first configuration for guessed data: model, task, optimizers, epochs, evaluations and checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx_recsys.apps.check_data.guess import INPUTS, batch_size_for
+from torchx_recsys.apps.check_data.label import Label
+from trainer.core.errors import InputError
+from trainer.core.section import Tree
+
+LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
+FEW_ROWS, SMALL = 64, 4  # tables of so few rows have so many columns: more of them only learn noise
+PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
+UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
+STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training takes more, up to so many steps
+EVALUATIONS = 4  # in an epoch
+PATIENCE = 6
+LEAST_STEPS, MOST_STEPS = 20, 1000  # between two evaluations
+METRICS = {"binary": "log_loss", "values": "rmse", "classes": "cross_entropy", "items": "mrr"}
+WHY = {
+    "data": "Batches are small enough for some hundred steps in an epoch.",
+    "train.stop_early": "Training ends when evaluations get no better, so that epochs are only the most.",
+    "evaluate": "The test split is judged with the best checkpoint by validation.",
+    "checkpoint": "A stopped run goes on from the last of these.",
+}
+
+
+def guess_config(
+    data: Tree, label: Label, files: Mapping[str, Sequence[str]], reader: str, rows: Mapping[str, int]
+) -> Tree:
+    """Returns a whole configuration.
+
+    Args:
+        data: The result of `guess_data`.
+        label: The label.
+        files: The files of each split.
+        reader: Their format.
+        rows: Rows of each split.
+    """
+    if not data["sparse"]:
+        raise InputError("--source has no column that could be a feature, beside the label; add one")
+    batch = batch_size_for(rows["train"])
+    head: Tree = {} if reader == "parquet" else {"reader": reader}
+    head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch}
+    data = _renamed(data)
+    for feature in data["sparse"].values():
+        if feature["rows"] <= FEW_ROWS:
+            feature["dimension"] = SMALL
+    model = _two_towers(data) if label.task == "items" else _model(data)
+    return {
+        "data": head | data,
+        "model": model,
+        **_tasks(label, data),
+        "optimizer": {
+            "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
+            "dense": {"name": "adam", "learning_rate": 1e-3},
+        },
+        **_course(label, batch, rows, "validation" in files, "test" in files),
+    }
+
+
+def _model(data: Tree) -> Tree:
+    model: Tree = {"name": "wide_deep"}
+    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
+        model |= {"embedding_dim": 16, "over_layers": [64, 32]}
+    return model
+
+
+def _two_towers(data: Tree) -> Tree:
+    """Returns two towers; `data.catalogue`'s columns are the item's."""
+    columns = [data["catalogue"]["id"], *data.pop("columns of item")]
+    features = {name: keys.get("column", name) for kind in ("dense", "sparse") for name, keys in data[kind].items()}
+    of_item = [name for name, column in features.items() if column in columns]
+    if len(of_item) in (0, len(features)):
+        raise InputError(
+            f"--label is always 1: items are to be found, but every feature is one of '{columns[0]}'; add columns of "
+            "those that it is found for, such as user_id"
+        )
+    return {"name": "two_tower", "item_features": of_item, "embedding_dim": 32, "tower_layers": [64], "vector_dim": 32}
+
+
+def _tasks(label: Label, data: Tree) -> Tree:
+    task: dict[str, Any] = {}
+    if label.task == "values":
+        task = {"loss": "squared", "mean": label.mean, "std": label.std, "weight": float(f"{label.std**-2:.4g}")}
+    elif label.task == "classes":
+        task = {"loss": "softmax"}
+    elif label.task == "items":
+        task = {"loss": "sampled_softmax", "across": "batch", "log_q": True, "temperature": 0.1}
+        task |= {"group": data["catalogue"]["id"], "metrics": ["recall@10", "recall@50", "mrr"]}
+    elif groups := data.get("groups"):
+        task = {"group": groups[0], "metrics": ["auc", "log_loss", "calibration", "label_rate", "gauc"]}
+    return {"tasks": {label.name: task}} if task else {}
+
+
+def _course(label: Label, batch: int, rows: Mapping[str, int], validated: bool, tested: bool) -> Tree:
+    """Returns how long training takes at most, and when it evaluates and saves."""
+    steps = -(-rows["train"] // batch)
+    if not validated:
+        epochs = min(max(2, -(-UNWATCHED // steps)), MOST_PASSES)
+        return {
+            "train": {"epochs": epochs},
+            "checkpoint": {"every_steps": min(max(1, steps // EVALUATIONS), MOST_STEPS)},
+        }
+    passes = next((most for less, most in PASSES if rows["train"] < less), 3)
+    epochs = min(max(passes, -(-STEPS // steps)), MOST_PASSES)
+    # An evaluation of a step costs a third of training on it, so that this is the least between two evaluations.
+    every = max(LEAST_STEPS, min(steps // EVALUATIONS, MOST_STEPS), rows["validation"] // batch)
+    metric = METRICS[label.task]
+    return {
+        "train": {"epochs": epochs, "stop_early": {"metric": metric, "patience": PATIENCE}},
+        "evaluate": {"every_steps": every} | ({"final": "best"} if tested else {}),
+        "checkpoint": {"every_steps": every, "keep": {"newest": 2, "best": metric}},
+    }
+
+
+def _renamed(data: Tree) -> Tree:
+    """Renames features whose name equals an input of another feature, such as NAME.values, which exports refuse."""
+    kinds = ("dense", "sparse")
+    known = [name for kind in kinds for name in data[kind]]
+
+    def renamed(name: str) -> str:
+        feature, _, ending = name.rpartition(".")
+        new = f"{feature}_{ending}"
+        return new if ending in INPUTS and feature in known and new not in known else name
+
+    named = {
+        kind: {
+            renamed(name): keys | ({"column": name} if renamed(name) != name else {})
+            for name, keys in data[kind].items()
+        }
+        for kind in kinds
+    }
+    return data | named

@@ -127,7 +127,7 @@ def _labels(report: Report) -> Iterator[str]:
     """Yields the label rate of each file, and of each period of time."""
     first, drawn = report.splits[0], []
     for label in report.config.labels:
-        if label not in report.profiles:
+        if label not in report.profiles or report.profiles[label].kind == "text":
             continue
         files = [*zip(first.split.files.files, first.tallies[label], strict=True)]
         names = [file.name.rpartition("/")[2] for file, one in files if one.values][:SHOWN_FILES]

@@ -21,7 +21,7 @@ from docs.generate import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-WIDTH, COLORS = 1280, 64
+WIDTH, COLORS = 1280, 128
 STATIC = "140"  # the step after segment 09, at which the model is left alone
 SWEEP = """
 out = "sweep"
@@ -63,17 +63,20 @@ def _plan(folder: Path) -> None:
 def _check(folder: Path) -> None:
     faulty = ("--data.sparse.item-id.rows", "1000")
     _trainer(folder, "check-data", "movielens", "--page", "check.html", *faulty)
-    _take((folder / "check.html").as_uri(), "check", 1000)
+    _take((folder / "check.html").as_uri(), "check", 1400)
 
 
 def _run(folder: Path) -> None:
+    _trainer(folder, "baselines", "movielens", "--to", "baselines.json")
     often = ("--report.interval-steps", "5", "--report.histograms-every-steps", "20", "--evaluate.every-steps", "20")
+    often += ("--report.baselines", "baselines.json")
     for seed in ("0", "1"):
         out = ("--out", f"runs/seed-{seed}", "--train.seed", seed)
         _trainer(folder, "train", "movielens", *out, *often)
-    _take((folder / "runs/seed-0/run.html").as_uri(), "run", 1400)
+    _trainer(folder, "importance", "runs/seed-0/config.toml", "--out", "runs/seed-0")
+    _take((folder / "runs/seed-0/run.html").as_uri(), "run", 1500)
     _trainer(folder, "compare", "--runs", "runs/seed-0", "runs/seed-1", "--page", "compared.html")
-    _take((folder / "compared.html").as_uri(), "compared", 1160)
+    _take((folder / "compared.html").as_uri(), "compared", 1200)
     server = subprocess.Popen(
         [sys.executable, "-m", "trainer", "tensorboard", "--logdir", "runs", "--port", "0"],
         cwd=folder,
@@ -92,13 +95,13 @@ def _run(folder: Path) -> None:
 def _segments(folder: Path) -> None:
     _trainer(folder, "train", "movielens_segments", "--out", "days", "--checkpoint.keep.segments", "30")
     _trainer(folder, "segments", "movielens_segments", "--out", "days", "--static", STATIC)
-    _take((folder / "days/segments.html").as_uri(), "segments", 1160)
+    _take((folder / "days/segments.html").as_uri(), "segments", 1240)
 
 
 def _sweep(folder: Path) -> None:
     (folder / "sweep.toml").write_text(SWEEP)
     _started([sys.executable, "-m", "torchx.cli.main", "sweep", "run", "sweep.toml"], folder)
-    _take((folder / "sweep/sweep.html").as_uri(), "sweep", 1010)
+    _take((folder / "sweep/sweep.html").as_uri(), "sweep", 1160)
 
 
 def _trainer(folder: Path, *words: str) -> None:

@@ -96,9 +96,9 @@ def test_those_of_other_rows_are_told_and_not_shown(runs):
 
 def test_without_them_a_line_says_how_to_get_them(runs):
     folder, output = runs
-    said = f"what simple models reach on these rows: torchx run data.baselines --config {folder}/without/config.toml"
+    said = f"is not known. Next:  torchx run data.baselines --config {folder}/without/config.toml"
     assert said in summaries(output)["without"]
-    assert "what simple models reach" not in summaries(output)["one"]
+    assert "no baselines" not in summaries(output)["one"]
 
 
 @pytest.mark.parametrize(("name", "other"), [("one", "without"), ("two", "two-without"), ("resumed", "one")])

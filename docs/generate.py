@@ -28,6 +28,7 @@ PART = re.compile(r"(<!-- generated: ([\w-]+)((?: \w+)*) -->\n).*?(<!-- end -->)
 COMPONENT_FILES = ("dlrm", "data", "tools")
 OF_EVERY_JOB = ("h", "image", "env", "mounts", "metadata")
 WITH_DEFAULTS = ("cpu", "gpu", "memMB", "max_retries", "name")
+WIDTH = 86  # characters of a line of code that a page of 1280 pixels shows
 JOB_ARGUMENTS = (*OF_EVERY_JOB, *WITH_DEFAULTS)
 SOURCES = ("movielens", "criteo", "synthetic")
 READING_ORDER = (
@@ -262,13 +263,21 @@ def _docs(function: Callable[..., Any]) -> Any:
 
 def _component(function: Callable[..., Any]) -> str:
     docs: Docstring = _docs(function)
-    example = (docs.long_description or "").removeprefix("Example: ")
+    example = _on_lines((docs.long_description or "").removeprefix("Example: "))
     parameters = inspect.signature(function).parameters
     job = ", ".join(f"`--{name} {parameters[name].default}`" for name in WITH_DEFAULTS if name in parameters)
     arguments = _arguments(function, _component_flag, without=JOB_ARGUMENTS)
     return (
         f"{docs.short_description}\n\n```sh\n{example}\n```\n\n{arguments}\n\n[Of the job](#arguments-of-a-job): {job}."
     )
+
+
+def _on_lines(command: str) -> str:
+    """Returns a command, broken before its flags where it would be cut off on a page."""
+    lines = [""]
+    for part in re.split(r"(?<! --) (?=-)", command):
+        lines = [*lines[:-1], f"{lines[-1]} {part}"] if len(lines[-1]) + len(part) < WIDTH else [*lines, f"  {part}"]
+    return " \\\n".join(lines).strip()
 
 
 def job_arguments() -> str:

@@ -16,7 +16,7 @@ from torchx.cli.main import main as torchx
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
-from docs.generate import render
+from docs.generate import WIDTH, render
 from torchx_recsys.pipelines.file import FileSection
 from torchx_recsys.sweeps.file import SweepSection
 from trainer.__main__ import main as trainer
@@ -103,6 +103,12 @@ def test_links_lead_somewhere(page):
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_first_commands_of_a_page_are_not_cut_off(page):
+    for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[:1]:
+        assert [line for line in block.splitlines() if len(line.removesuffix(" \\")) > WIDTH] == [], "break them: \\"
 
 
 def test_all_commands_are_checked():

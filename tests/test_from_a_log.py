@@ -25,7 +25,7 @@ def reader(tmp_path_factory, path):
     for language, block in FENCE.findall(PAGE.read_text()):
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (folder / name[1]).write_text(block)
-        for command in block.splitlines() if language == "sh" else ():
+        for command in block.replace("\\\n", " ").splitlines() if language == "sh" else ():
             printed[command] = typed(command, folder, PATH=path)
     return folder, printed
 

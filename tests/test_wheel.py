@@ -57,7 +57,7 @@ def test_what_the_page_says_works(programs, newcomer, request):
         line
         for language, block in FENCE.findall(PAGE.read_text())
         if language == "sh"
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
         if request.config.getoption("all") or not line.startswith(SLOW)
     ]
     for command in commands:

@@ -135,8 +135,10 @@ def test_items_of_a_catalogue_lose_their_features_too(tmp_path, capfd):
     words = ["importance", tmp_path / "run/config.toml", "--out", tmp_path / "run", "--repeats", "2"]
     assert trainer([str(word) for word in words]) == 0
     found = json.loads((tmp_path / "run/importance.json").read_text())
-    assert {one["name"] for one in found["features"]} == {"d0", "s0", "s1", "tags", "price"}
-    assert all(one["drop"] for one in found["features"])  # each changes the ranks, queries' and items' alike
+    assert {one["name"] for one in found["features"]} == {"d0", "s0", "s1", "tags", "price", "had"}
+    drops = {one["name"]: one["drop"] for one in found["features"]}
+    assert drops.pop("had") == 0  # is no feature of the towers, and tells which items a query has had all the same
+    assert all(drops.values())  # each changes the ranks, those of queries and of items alike
 
 
 def test_what_belongs_together_is_permuted_together(tmp_path):

@@ -42,7 +42,7 @@ def half_hour(tmp_path_factory, path):
     for language, block in (found for page in PAGES for found in FENCE.findall((ROOT / page).read_text())):
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (folder / name[1]).write_text(block)
-        for command in block.splitlines() if language == "sh" else ():
+        for command in block.replace("\\\n", " ").splitlines() if language == "sh" else ():
             if command.startswith(("git clone ", "cd ", "source ", "make test")):
                 continue
             _follow(command, folder, path, transcript)
@@ -172,7 +172,7 @@ def test_days_are_trained_on_as_the_pages_show_it(half_hour, path):
     for language, block in FENCE.findall(pages):
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (folder / name[1]).write_text(block)
-        for command in block.splitlines() if language == "sh" else ():
+        for command in block.replace("\\\n", " ").splitlines() if language == "sh" else ():
             if command != "torchx run data.movielens":
                 printed = typed(f"{ACTIVATE}PATH={path}; {command}", folder)
                 assert not re.search("traceback|error:", printed, re.IGNORECASE), f"{command}\n{printed}"

@@ -15,10 +15,10 @@ from trainer.core.section import Section, flat
 # The names of MODELS in trainer/models, which cannot be imported without torch, each with the keys that not all of
 # them use. dlrm takes the keys of dlrm_dcn, as one configuration has served both.
 USED_BY = {
-    "dlrm": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
+    "dlrm": ("dense_layers", "over_layers", "over_embeddings", "cross_layers", "cross_rank"),
     "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
-    "deepfm": ("over_layers",),
-    "wide_deep": ("over_layers",),
+    "deepfm": ("over_layers", "first_order_columns"),
+    "wide_deep": ("over_layers", "first_order_columns"),
     "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
@@ -77,6 +77,11 @@ class ModelConfig(Section):
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
     label follows. In dbmtl, the layers that all tasks share."""
+    over_embeddings: bool = False
+    """Let the over_layers of dlrm see the embeddings, too, not only their inner products."""
+    first_order_columns: pydantic.NonNegativeInt = 0
+    """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
+    the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"

@@ -25,7 +25,7 @@ from trainer.core.storage import os_errors
 T = TypeVar("T")
 NOT_FINITE = (
     "warning: the loss is {loss}, and later steps do not mend the weights; with train.nonfinite = 'error' the job ends "
-    "at the first such step, with 'skip' it leaves the step out"
+    "at the first such step and names the samples, with 'skip' it leaves the step out (docs/guides/what_to_do_when.md)"
 )
 # The loss of samples with a weight is never exactly 0, so no sum of weights over the ranks is needed.
 ZERO_LOSS = "warning: the loss is exactly 0, so nothing is learned; does every sample have weight 0 (data.weight)?"

@@ -172,7 +172,7 @@ class Permutations:
         """Returns the metrics after one permutation of a unit."""
         random = np.random.default_rng([self.seed, zlib.crc32(unit.name.encode()), repeat])
         rows = self.sample.permuted(unit, random.permutation(len(self.sample.rows)))
-        return scorer.metrics(rows, self._items(unit, random))
+        return scorer.metrics(rows, self._items(unit, random), self.sample.rows)
 
     def _items(self, unit: Unit, random: np.random.Generator) -> Catalogue | None:
         """Returns the items with the unit's features of other items; None if the items have none of them."""

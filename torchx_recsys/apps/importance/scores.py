@@ -36,16 +36,20 @@ class Scorer:
         self._items = self._vectors(catalogue) if catalogue else {}
 
     @torch.no_grad()
-    def metrics(self, rows: Rows, catalogue: Catalogue | None = None) -> dict[str, float]:
+    def metrics(self, rows: Rows, catalogue: Catalogue | None = None, seen: Rows | None = None) -> dict[str, float]:
         """Returns the metrics over rows that every rank has.
 
         Args:
             rows: The rows.
             catalogue: The items that are ranked. Unset: those of the constructor.
+            seen: The rows whose ids say which items a query has had (data.catalogue.exclude). Unset: `rows`.
         """
         metrics = Metrics(self._config, self._context.device, self._vectors(catalogue) if catalogue else self._items)
+        as_they_were = self._batches(seen) if self._config.data.catalogue.exclude and seen is not None else None
         for batch in self._batches(rows):
             _, outputs = self._model.model(self._model.id_map.looked_up(batch).to(self._context.device))
+            if as_they_were:
+                outputs = outputs._replace(sparse=next(as_they_were).sparse.to(self._context.device))
             metrics.update(outputs)
         return metrics.compute(self._context)
 

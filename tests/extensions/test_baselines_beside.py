@@ -81,7 +81,9 @@ def test_a_model_below_one_is_told_by_validation(runs):
     kept = json.loads((folder / "elsewhere.json").read_text())["validation"]["clicked"]["auc"]["logistic regression"]
     lines = [json.loads(line) for line in (folder / "poor" / "evaluations.jsonl").read_text().splitlines()]
     ours = next(line["auc"] for line in lines if line["split"] == "validation")
-    said = f"below logistic regression on validation auc, {ours:.5f} beside {kept:.5f}: see the guide What to do when"
+    said = (
+        f"below logistic regression on validation auc, {ours:.5f} beside {kept:.5f}: see docs/guides/what_to_do_when.md"
+    )
     assert said in summaries(output)["poor"]
 
 

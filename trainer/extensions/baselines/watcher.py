@@ -13,7 +13,7 @@ from trainer.extensions.baselines.table import direction, draw, shown
 from trainer.training.watchers import RunView, Watcher
 
 KEY = "report.baselines"
-GUIDE = "the guide What to do when"
+GUIDE = "docs/guides/what_to_do_when.md"
 
 
 def check(config: Config, context: DistributedContext) -> None:

@@ -76,6 +76,7 @@ def _sweep(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
         "trials": args.trials,
         "at_once": args.at_once,
         **({"hours": args.hours} if args.hours is not None else {}),
+        "factor": 2,  # with 3, dropout and small rates were stopped for beginning slowly
         "min_steps": RUNG * config.evaluate.every_steps,
         "arguments": {"config": args.config, last: words},
         "space": space,

@@ -21,6 +21,7 @@ PLACE = """the "runs" of $USER's"""  # what a shell would read otherwise, or not
 # and DAYS of one over segments.
 PRINTED_BY = {
     "trainer/training/setup.py": ["train config.toml --out RUN"],
+    "trainer/extensions/baselines/watcher.py": ["train config.toml --out RUN"],
     "trainer/training/driver.py": ["train config.toml --out RUN"],
     "torchx_recsys/apps/datasets/writer.py": [
         "synthetic --rows 2000 --validation-rows 100 --test-rows 100 --out PLACE/data"

@@ -19,7 +19,15 @@ FREE_OF_TORCH = (
         "core.section",
         "core.storage",
     ),
-    *("config.overrides", "config.root", "metrics.checks", "metrics.registry", "run.lock"),
+    *(
+        "config.overrides",
+        "config.root",
+        "metrics.checks",
+        "metrics.registry",
+        "pages.figures",
+        "pages.html",
+        "run.lock",
+    ),
 )
 # What each place may import of the others: a place, or a module that is free of torch.
 MAY_IMPORT = {

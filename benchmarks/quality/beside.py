@@ -1,6 +1,6 @@
 """What one would try beside a model in ten minutes: linear models, boosted trees, means, popularity."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,9 @@ def features(one: DataSet, splits: dict[str, pa.Table]) -> tuple[dict[str, Any],
     texts = [name for name in kept if pa.types.is_string(splits["train"].schema.field(name).type)]
     named = [name for name in kept if name in (*one.ids, *texts)]
     numbers = [name for name in kept if name not in (*named, *lists)]
-    ids = {
-        split: np.stack([_as_text(rows[name]) for name in named], 1) if named else None
-        for split, rows in splits.items()
-    }
-    values = {
-        split: np.stack([_as_numbers(rows[name]) for name in numbers], 1) if numbers else None
-        for split, rows in splits.items()
-    }
-    middle = np.nanmedian(values["train"], 0) if numbers else None
+    ids = {split: _columns(rows, named, _as_text) for split, rows in splits.items()}
+    values = {split: _columns(rows, numbers, _as_numbers) for split, rows in splits.items()}
+    middle = np.nanmedian(values["train"], 0)
     hot = OneHotEncoder(handle_unknown="ignore").fit(ids["train"]) if named else None
     scaler = StandardScaler().fit(np.where(np.isnan(values["train"]), middle, values["train"])) if numbers else None
     linear: dict[str, Any] = {}
@@ -98,6 +92,11 @@ def features(one: DataSet, splits: dict[str, pa.Table]) -> tuple[dict[str, Any],
         linear[split], trees[split] = scipy.sparse.hstack(parts).tocsr(), np.concatenate(dense, 1)
     trees["categories"] = [*range(len(named))]
     return linear, trees
+
+
+def _columns(rows: pa.Table, names: list[str], read: Callable[[pa.ChunkedArray], np.ndarray]) -> np.ndarray:
+    """Returns columns beside one another, `[N, C]`."""
+    return np.stack([read(rows[name]) for name in names], 1) if names else np.empty((rows.num_rows, 0))
 
 
 def _as_text(column: pa.ChunkedArray) -> np.ndarray:

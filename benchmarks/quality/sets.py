@@ -6,14 +6,16 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet as pq
 from sklearn import datasets
 
+pc: Any = pyarrow.compute  # whose functions are made when it is imported, so that checkers do not know them
 ROWS = 50_000  # most rows of a data set
 SHARES = (0.7, 0.1)  # of training and validation
 
@@ -80,7 +82,7 @@ def _csv(package: str, name: str, delimiter: str = ",") -> Callable[[Path], pa.T
     return read
 
 
-def _of_sklearn(load: Callable[..., tuple[np.ndarray, np.ndarray]]) -> Callable[[Path], pa.Table]:
+def _of_sklearn(load: Callable[..., Any]) -> Callable[[Path], pa.Table]:
     def read(_: Path) -> pa.Table:
         values, target = load(return_X_y=True)
         return pa.table({f"x{number}": column for number, column in enumerate(values.T)} | {"target": target})

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def settings(folder, history=True, **task):
+def settings(folder, history=True, exclude=(), **task):
     before = {"before": {"rows": 200, "table": "item"}} if history else {}
     return Config.model_validate(
         {
@@ -49,7 +49,7 @@ def settings(folder, history=True, **task):
                 "sparse": {"user": {"rows": 100}, "item": {"rows": 200}, **before},
                 "labels": ["liked"],
                 "groups": ["item"],
-                "catalogue": {"items": [str(folder / "items.parquet")], "id": "item"},
+                "catalogue": {"items": [str(folder / "items.parquet")], "id": "item", "exclude": [*exclude]},
             },
             "model": {"name": "two_tower", "item_features": ["item"]},
             "tasks": {"liked": {"loss": "in_batch_softmax", "group": "item", "metrics": METRICS, **task}},
@@ -181,6 +181,17 @@ def test_neighbours_of_a_history_need_no_user(found, folder):
     scores = [sum((cosine[item] for item in {*row["before"]}), np.zeros(ITEMS)) for row in test]
     assert int(chosen(found["history"], "item-kNN").split()[0]) >= ITEMS
     check(found["history"], "item-kNN", scores, test)
+
+
+def test_items_that_a_query_has_had_are_left_out(folder):
+    """All but its own item, which stays in."""
+    tree = baselines(settings(folder, exclude=["before"]), to=str(folder / "left_out.json"), only=("popularity",))
+    train, test = parts(folder, "train"), parts(folder, "test")
+    counts = np.bincount([row["item"] for row in train if row["liked"]], minlength=ITEMS)
+    scores = np.tile(counts, (len(test), 1)).astype(float)
+    for place, row in enumerate(test):
+        scores[place, [item for item in row["before"] if item != row["item"]]] = -1
+    check(tree, "popularity", scores, test)
 
 
 def test_metrics_are_those_of_a_model_whose_vectors_score_the_same(found, folder):

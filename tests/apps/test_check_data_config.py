@@ -163,7 +163,7 @@ def test_a_few_ids_have_a_vocabulary_beside_the_configuration(tmp_path, capsys):
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=100)
     tree = written(tmp_path, tmp_path / "a.parquet", "--rows", "500")["data"]["sparse"]
     url = str(tmp_path / "first-vocabulary" / "port.parquet")
-    assert tree["port"] == {"rows": 42, "ids": "vocabulary", "vocabulary": url, "dimension": 4}
+    assert tree["port"] == {"rows": 42, "ids": "vocabulary", "vocabulary": url}
     assert pq.read_table(url).to_pydict() == {
         "id": [*sorted({*ports[:-1]}), ports[-1]],
         "count": [100] * 40 + [1],
@@ -206,7 +206,7 @@ def test_a_feature_that_is_named_like_an_input_of_another_one_gets_a_name_that_e
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     sparse = written(tmp_path, tmp_path / "a.parquet")["data"]["sparse"]
     assert sparse.keys() == {"tags", "tags_values", "size.values"}
-    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values", "dimension": 4}
+    assert sparse["tags_values"] == {"rows": 5, "column": "tags.values"}
 
 
 def test_few_hashed_ids_get_rows_in_which_none_shares_one(tmp_path, capsys):
@@ -264,7 +264,7 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
     assert data["groups"] == ["user_id"]
     assert data["sparse"]["user_id"] == {"rows": 150}
     assert data["sparse"]["city"]["ids"] == "vocabulary"
-    assert data["sparse"]["tags"] == {"rows": 64, "hotness": pytest.approx(2.0, abs=0.1), "dimension": 4}
+    assert data["sparse"]["tags"] == {"rows": 64, "hotness": pytest.approx(2.0, abs=0.1)}
     assert data["sparse"].keys() == {"user_id", "item", "city", "tags", "price_bucket", "age_bucket"}
     assert data["dense"].keys() == {"price", "age"}
     assert data["weight"] == "importance"
@@ -302,9 +302,7 @@ def test_a_label_is_suggested_where_several_would_do(tmp_path, capsys):
     flags = {"won": [None if n % 10 == 0 else n % 3 == 0 for n in range(400)]}
     pq.write_table(pa.table({"item_id": [n % 7 for n in range(400)], **flags}), tmp_path / "a.parquet")
     assert trainer(["check-data", "--source", str(tmp_path / "a.parquet")]) == 2
-    said = (
-        "'won' would do, which has 40 nulls in 400 rows beside 0 and 1; leave these rows out, or write what they mean"
-    )
+    said = "'won' would do, which has 40 nulls in 400 rows; leave these rows out, or write what they mean"
     assert said in capsys.readouterr().err
 
 
@@ -410,17 +408,19 @@ def test_text_becomes_classes(ratings):
     assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}
     assert tree["tasks"]["mood"]["loss"] == "softmax"
     assert test["accuracy"] > 0.6
+    page = ["--page", str(ratings / "mood.html"), "--time", "seconds", "--strict", "True"]
+    assert trainer(["check-data", str(ratings / "mood.toml"), *page]) == 0
 
 
 def test_items_are_found_where_every_label_is_1(ratings):
-    tree, test = trained(ratings, "seen")
+    tree, test = trained(ratings, "seen", "--strict", "True")
     assert tree["model"]["name"] == "two_tower"
     assert tree["model"]["item_features"] == ["film_id", "genre"]
     assert tree["tasks"]["seen"]["loss"] == "sampled_softmax"
     items = pq.read_table(ratings / "seen-items.parquet")
     assert items.num_rows == 40
     assert sum(items["train_rows"].to_pylist()) == 1800
-    assert test["recall@50"] == 1.0
+    assert test["recall@50"] == 1.0  # of forty
 
 
 def test_columns_that_teach_nothing_are_left_out_with_the_reason(ratings, capsys):
@@ -436,6 +436,16 @@ def test_columns_that_teach_nothing_are_left_out_with_the_reason(ratings, capsys
         assert f"  {column}: {why}" in said
         assert f'#   "{column}": {why}' in config.read_text()
     assert tomllib.loads(config.read_text())["data"]["groups"] == ["user_id"]
+
+
+def test_integers_are_ids_if_their_order_tells_less(tmp_path):
+    random = np.random.default_rng(0)
+    slot, level = random.integers(0, 100, 20_000), random.integers(0, 100, 20_000)
+    chance = 0.2 + 0.3 * random.integers(0, 2, 100)[slot] + 0.003 * level
+    table = {"slot": slot, "level": level, "clicked": (random.random(20_000) < chance).astype(int)}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    data = written(tmp_path, tmp_path / "a.parquet")["data"]
+    assert (data["dense"].keys(), data["sparse"].keys()) == ({"level"}, {"slot", "level_bucket"})
 
 
 def test_a_task_that_does_not_suit_the_label_is_refused_in_one_line(ratings, capsys):

@@ -136,8 +136,13 @@ def test_the_last_two_ratings_of_each_user_are_left_out(made, wheel):
     for split, rows in found.items():
         for row in rows:
             by_user[split].setdefault(row["user_id"], []).append(row)
+    sequences = pq.read_table(made[0] / "leave_one_out/sequences.parquet").to_pylist()
+    whole = {user: [] for user in ratings}
+    for row in sequences:
+        whole[row["user_id"]] += [*row["films_before"][1:], row["item_id"]]
     for user, own in ratings.items():
         own.sort()
+        assert whole[user] == [item for _, _, item, _ in own[1:-2]]  # each row of train is asked for once
         for split, rows in (("test", own[-1:]), ("validation", own[-2:-1]), ("train", own[1:-2])):
             there = by_user[split].get(user, [])
             assert [(row["timestamp"], row["item_id"]) for row in there] == [(time, item) for time, _, item, _ in rows]

@@ -14,6 +14,7 @@ from endpoint import Served
 from exported import step_directory
 from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
+from sequences import retrieval_config, write_histories
 
 from torchx_recsys.apps.recommend.top import NO_SCORE, TopItems
 from trainer.__main__ import main as trainer
@@ -31,10 +32,8 @@ def data(tmp_path_factory):
     for split in ("train", "validation"):
         table = pq.read_table(folder / split / "part.parquet")
         rows = np.arange(len(table))
-        random = np.random.default_rng(5)
         columns = {
             "user": pa.array(rows * 7 % USERS),
-            "had": pa.array([None if row % 9 == 4 else random.integers(0, ITEMS + 9, row % 8) for row in rows]),
             "when": pa.array(-rows),
         }
         for name, column in columns.items():
@@ -76,7 +75,7 @@ def recommend(run, tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def by_hand(data, tree, run):
-    """Scores of all users and items in float64, unsharded, `[U, I]`, with the users and the row that asks for each."""
+    """Scores of all items in float64, unsharded, by user, the row that asks for each, and the items that it has had."""
     reference = ByHand(data, Config.model_validate(tree))
     tensors = saved_tensors(run, STEPS)
     model = reference.model
@@ -85,7 +84,8 @@ def by_hand(data, tree, run):
     with torch.no_grad():
         items = torch.stack([reference.item(item) for item in range(ITEMS)])
         queries = torch.stack([reference.query(sample) for sample in newest.values()])
-    return dict(zip(newest, (queries @ items.T).numpy(), strict=True)), newest
+    had = {(user, item) for user, sample in newest.items() for item in sample["avoided"] or []}
+    return dict(zip(newest, (queries @ items.T).numpy(), strict=True)), newest, had
 
 
 def lists_of(table):
@@ -117,12 +117,13 @@ def test_lists_are_those_of_float64_for_every_user_once(recommend, by_hand, monk
     lists = lists_of(found)
     assert len(found) == USERS * K
     assert sorted(lists) == [*range(USERS)]
-    check(lists, by_hand[0])
+    check(lists, by_hand[0], lambda user, item: (user, item) not in by_hand[2])
+    assert "left out: had\n" in said
     assert all(row["title"] == f"the {row['item']}th" for rows in lists.values() for row in rows)
     assert (
         f"the newest rows of {USERS} users of data.validation ask among {ITEMS} items of data.catalogue.items" in said
     )
-    assert "features of the user: d0, s0; of the item: price, s1, tags" in said
+    assert "features of the user: d0, s0, had; of the item: price, s1, tags" in said
     assert f"step {STEPS} of " in said
     assert f"{USERS} users in 6 parts, 0 of which are there" in said
     assert "16 of 90 users (18%)  " in said
@@ -174,18 +175,19 @@ def test_items_are_filtered_and_seen_ones_left_out(data, recommend, by_hand, tmp
     price = dict(
         zip(*(pq.read_table(data / "items.parquet")[name].to_pylist() for name in ("s1", "price")), strict=True)
     )
-    had = pq.read_table(data / "train", columns=["user", "s1"]).to_pylist()
-    seen = {(row["user"], row["s1"]) for row in had}
+    seen = {(row["user"], row["s1"]) for row in pq.read_table(data / "train", columns=["user", "s1"]).to_pylist()}
+    seen |= by_hand[2]
     flags = ("--where", "price > 0 AND title LIKE '%th'", "--seen", data / "train", "--show", "price", "tags")
     folder, said = recommend(*SMALL, *flags)
     lists = lists_of(read_lists(folder))
     check(lists, by_hand[0], lambda user, item: price[item] > 0 and (user, item) not in seen)
     assert all(row["price"] == price[row["item"]] for rows in lists.values() for row in rows)
-    assert "left out: --seen" in said
+    assert "left out: had, --seen" in said
 
 
 def test_lists_are_as_long_as_there_are_items(data, recommend, by_hand):
     seen = {(row["user"], row["s1"]) for row in pq.read_table(data / "train", columns=["user", "s1"]).to_pylist()}
+    seen |= by_hand[2]
     few = {*range(6)}
     folder, _ = recommend(*SMALL, "--where", "s1 < 6", "--seen", data / "train")
     lists = lists_of(read_lists(folder))
@@ -272,7 +274,8 @@ def ranker(tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranker")
     ours = tree | {"model": {"embedding_dim": 16, "dense_layers": [8], "over_layers": [8]}, "tasks": {}}
     cross = {"columns": ["s0", "s1"], "rows": 50, "ids": "hash"}
-    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": tree["data"]["sparse"] | {"both": cross}}
+    sparse = {name: feature for name, feature in tree["data"]["sparse"].items() if name != "had"}
+    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": sparse | {"both": cross}}
     launch([{"config": ours, "out": str(folder / "run")}], 1, folder)
     return folder / "run"
 
@@ -325,7 +328,7 @@ def served(data, run, tmp_path_factory):
 
 def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_path):
     newest = [*by_hand[1].values()]
-    columns = {name: [row[name] for row in newest] for name in ("d0", "s0")}
+    columns = {name: [row[name] for row in newest] for name in ("d0", "s0", "avoided")}
     exclude = [[row["s1"], 999] for row in newest]
     ((status, content),) = served.ask({"columns": columns, "k": K, "exclude": exclude}, path="/recommend")
     assert status == 200
@@ -338,7 +341,7 @@ def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_pa
         for place, row in enumerate(newest)
     }
     own = {row["user"]: row["s1"] for row in newest}
-    check(found, by_hand[0], lambda user, item: item != own[user])
+    check(found, by_hand[0], lambda user, item: item != own[user] and (user, item) not in by_hand[2])
     assert all(row["title"] == f"the {row['item']}th" for rows in found.values() for row in rows)
     one = {"columns": {name: values[:1] for name, values in columns.items()}}
     ((_, content),) = served.ask(one, path="/recommend")
@@ -348,9 +351,9 @@ def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_pa
 
 def test_an_export_of_vectors_takes_the_columns_of_one_side(served, by_hand):
     signature = json.loads((served.export / "signature.json").read_text())
-    assert signature["items"] == {"id": "s1", "columns": ["price", "s1", "tags"], "seen": []}
+    assert signature["items"] == {"id": "s1", "columns": ["price", "s1", "tags"], "seen": ["avoided"]}
     row = next(iter(by_hand[1].values()))
-    ((status, content),) = served.ask({"columns": {"d0": [row["d0"]], "s0": [row["s0"]]}})
+    ((status, content),) = served.ask({"columns": {"d0": [row["d0"]], "s0": [row["s0"]], "avoided": [[]]}})
     assert status == 200
     items = {"price": [row["price"]], "s1": [row["s1"]], "tags": [row["tags"]]}
     ((_, of_item),) = served.ask({"columns": items})
@@ -360,14 +363,29 @@ def test_an_export_of_vectors_takes_the_columns_of_one_side(served, by_hand):
 
 WRONG_REQUESTS = {
     "no columns": ({}, "the body must be"),
-    "another key": ({"columns": {"d0": [0.5], "s0": [1]}, "top": 3}, "the body must be"),
-    "a column of the item": ({"columns": {"d0": [0.5], "s0": [1], "price": [2.0]}}, "column 'price' is the item's"),
-    "a column too few": ({"columns": {"d0": [0.5]}}, "column 's0' must be a list of values"),
-    "an unknown column": ({"columns": {"d0": [0.5], "s0": [1], "d1": [1]}}, "column 'd1' is unknown"),
-    "no items": ({"columns": {"d0": [0.5], "s0": [1]}, "k": 0}, "'k' is 0; it must be a whole number from 1 up"),
-    "no list to leave out": ({"columns": {"d0": [0.5], "s0": [1]}, "exclude": [7]}, "'exclude' must be a list of ids"),
-    "too many lists": ({"columns": {"d0": [0.5], "s0": [1]}, "exclude": [[], []]}, "'exclude' has 2 lists, but there"),
-    "too many queries": ({"columns": {"d0": [0.5] * 257, "s0": [1] * 257}}, "257 queries are more than the 256"),
+    "another key": ({"columns": {"d0": [0.5], "s0": [1], "avoided": [[]]}, "top": 3}, "the body must be"),
+    "a column of the item": (
+        {"columns": {"d0": [0.5], "s0": [1], "avoided": [[]], "price": [2.0]}},
+        "column 'price' is the item's",
+    ),
+    "a column too few": ({"columns": {"d0": [0.5], "avoided": [[]]}}, "column 's0' must be a list of values"),
+    "an unknown column": ({"columns": {"d0": [0.5], "s0": [1], "avoided": [[]], "d1": [1]}}, "column 'd1' is unknown"),
+    "no items": (
+        {"columns": {"d0": [0.5], "s0": [1], "avoided": [[]]}, "k": 0},
+        "'k' is 0; it must be a whole number from 1 up",
+    ),
+    "no list to leave out": (
+        {"columns": {"d0": [0.5], "s0": [1], "avoided": [[]]}, "exclude": [7]},
+        "'exclude' must be a list of ids",
+    ),
+    "too many lists": (
+        {"columns": {"d0": [0.5], "s0": [1], "avoided": [[]]}, "exclude": [[], []]},
+        "'exclude' has 2 lists, but there",
+    ),
+    "too many queries": (
+        {"columns": {"d0": [0.5] * 257, "s0": [1] * 257, "avoided": [[]] * 257}},
+        "257 queries are more than the 256",
+    ),
 }
 
 
@@ -388,7 +406,7 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, 
     served = Served(step_directory(tmp_path / "to"), tmp_path, *flags)
     try:
         row = pq.read_table(data / "validation").to_pylist()[-1]
-        columns = {"d0": [row["d0"]] * 2, "s0": [row["s0"]] * 2}
+        columns = {name: [row[name]] * 2 for name in ("d0", "s0")}
         ((status, content),) = served.ask({"columns": columns, "k": 4}, path="/recommend")
         _, said = recommend("--user-column", "user", *flags, "--k", "4", "--users", row["user"], to=None, out=ranker)
     finally:
@@ -398,3 +416,38 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, 
     assert first == second
     listed = [line.split()[1] for line in said.splitlines() if line.strip()[:1] in "1234" and " the " in line]
     assert listed == [str(item) for item in first]
+
+
+@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
+    histories = write_histories(tmp_path / "data", 300)
+    rows = pq.read_table(histories)
+    names = pa.array([f"ann-{row % 70}" for row in range(len(rows))])
+    pq.write_table(rows.append_column("user", names), histories / "part.parquet", row_group_size=64)
+    tree = retrieval_config(histories, model, train__steps=6, data__validation=[str(histories)])
+    tree["data"]["groups"] = ["number", "user"]
+    launch([{"config": tree, "out": str(tmp_path / "run")}], 1, tmp_path)
+    folder, _ = recommend("--k", "10", "--batch-size", "64", out=tmp_path / "run")
+    words = [
+        "embed",
+        tmp_path / "run/config.toml",
+        "--out",
+        tmp_path / "run",
+        "--batch-size",
+        "64",
+        "--rows-per-part",
+        "64",
+    ]
+    asking = ["--output", "next_query", "--source", histories, "--id-column", "user", "--to", tmp_path / "asked"]
+    for flags in (["--output", "next_item", "--to", tmp_path / "items"], asking):
+        assert trainer([str(word) for word in [*words, *flags]]) == 0
+    items, asked = (
+        pa.concat_tables([pq.read_table(part) for part in sorted((tmp_path / name).glob("*.parquet"))])
+        for name in ("items", "asked")
+    )
+    vectors = np.array(items["vector"].to_pylist(), np.float64)
+    newest = dict(zip(asked["id"].to_pylist(), asked["vector"].to_pylist(), strict=True))
+    scores = {user: vectors @ np.array(vector, np.float64) for user, vector in newest.items()}
+    lists = lists_of(pa.concat_tables([pq.read_table(part) for part in folder.glob("*.parquet")]))
+    assert lists.keys() == newest.keys()
+    check(lists, scores, k=10)

@@ -388,6 +388,11 @@ WRONG = {
     "--source headless.csv": "names a column '1', so it seems to be a row; name the columns with --columns",
     "--source a.csv b.csv": "no column 'c'",
     "--source torn.parquet": "torn.parquet",
+    "--source ragged.csv": "ragged.csv, line 3: Expected Number of Columns: 2 Found: 3",
+    "--source open.csv": "open.csv, line 2: Value with unterminated quote",
+    "--source latin.csv": "not utf-8",
+    "--source twice.csv": "names two columns 'a'",
+    "--source nameless.csv": "has no name for column 2",
     "--source log.arrow": "Arrow IPC; CSV, TSV and Parquet",
     "--by time": "--by time needs --time, the column of the moment of an event; add it",
     "--by last": "needs --user",
@@ -403,6 +408,7 @@ WRONG = {
     "--by last --user user --test 0.1": "a number of events, such as 1",
     "--by last --user user --test 500": "leaves no row",
     "--time when --validation 900 --test 800": "not before --test",
+    "--time when --test 800": "--validation is 0.1, a share, and --test is 800, a moment; write two moments, or",
     "--time when --validation soon --test 800": "a column of numbers, with 'soon'",
     "--label rating>=4": "has no name; give it one",
     "--label liked=ratings>=4": "did you mean 'rating'?",
@@ -424,7 +430,7 @@ WRONG = {
     "--items items.csv": "--items needs --item",
     "--items items.csv --item item": "more than one row with item = 1",
     "--users items.csv --user user": "no column 'user'",
-    "--memory-mib 1": "at least 128",
+    "--memory-mib 1": "at least 256",
     "--out log.csv": "a file; name a directory",
     "--out ''": "--out is empty",
     "--smoothing -1": "at least 0",
@@ -446,6 +452,14 @@ def wrong(tmp_path_factory):
     (folder / "headless.csv").write_text("1,2\n3,4\n")
     (folder / "a.csv").write_text("a,c\n1,2\n")
     (folder / "b.csv").write_text("a,b\n1,2\n")
+    for name, content in {
+        "ragged": b"a,b\n1,2\n3,4,5\n6,7\n",
+        "open": b'a,b\n1,"x\n3,4\n',
+        "latin": b"a,b\n1,\xe9\n",
+        "twice": b"a,A\n1,2\n",
+        "nameless": b"a,\n1,2\n",
+    }.items():
+        (folder / f"{name}.csv").write_bytes(content)
     (folder / "items.csv").write_text("item,name\n1,a\n1,b\n")
     (folder / "torn.parquet").write_bytes(b"PAR1 torn")
     with pa.ipc.new_file(folder / "log.arrow", table.schema) as file:

@@ -1,5 +1,7 @@
 """Counts, rates and histories of `data.split` against plain Python: only what is strictly before a row."""
 
+import bisect
+import random
 import tempfile
 from pathlib import Path
 
@@ -88,3 +90,19 @@ def test_one_label_gives_a_rate_without_its_name_and_none_a_count_alone():
     _, found = prepared(events, aggregate=("user",))
     assert [name for name in found[0] if name.startswith("user_")] == ["user_count"]
     assert [found[event]["user_count"] for event in range(4)] == [0, 1, 2, 3]
+
+
+def test_histories_that_are_made_in_several_parts():
+    """Lists of up to 4,000 items are made for 262 rows at once, and users and moments go across these."""
+    chance = random.Random(0)
+    of = {"user": 2, "item": 1000, "stars": 6, "at": 900}
+    events = [{name: chance.randrange(most) for name, most in of.items()} for _ in range(6000)]
+    rows, found = prepared(events, history=4000, history_where=("stars = 5",))
+    for user in range(2):
+        own = sorted(
+            (row["at"], row["event"], row["item"]) for row in rows if row["user"] == user and row["stars"] == 5
+        )
+        for row in rows:
+            if row["user"] == user:
+                end = bisect.bisect_left(own, (row["at"],))
+                assert found[row["event"]]["item_history"] == [item for _, _, item in own[:end]]

@@ -38,6 +38,7 @@ IN_PARTS = {
     ),
     "a branch on values": ("custom:Branching", {}),
     "running means": ("custom:Normalized", {}),
+    "batch normalization": ("deepfm", {"model__normalization": "batch"}),
     "a weight in a lambda": ("custom:Scaled", {}),
     "a lock": ("custom:Locked", {}),
 }

@@ -19,9 +19,15 @@ SEVERAL = (2, 4)
 RATES = {"optimizer__sparse__learning_rate": 0.1, "optimizer__dense": {"name": "sgd", "learning_rate": 0.1}}
 WITHOUT_DENSE = ["dlrm", "dlrm_dcn", "wide_deep", "deepfm", "mmoe", "ple", "esmm", "dbmtl"]
 
+OWN = {
+    "dlrm": {"model__over_embeddings": True},
+    "deepfm": {"model__first_order_columns": 4},
+    "wide_deep": {"model__first_order_columns": 1},
+}
+
 
 def settings(data, name, steps=STEPS, evaluate=0, **changes):
-    changes = {"model__dropout": 0.1, "model__normalization": "batch"} | changes
+    changes = {"model__dropout": 0.1, "model__normalization": "batch"} | OWN.get(name, {}) | changes
     changes |= {"data__test": []} if evaluate else {"data__validation": [], "data__test": []}
     return ready_made(name, data, train__steps=steps, evaluate__every_steps=evaluate, **RATES, **changes)
 

@@ -62,6 +62,14 @@ def test_without_numbers_a_learned_vector_takes_part_in_the_products(features):
     assert np.ptp(found) > 0
 
 
+def test_over_layers_may_see_the_embeddings():
+    model = model_of(3, over_layers=[5], over_embeddings=True)
+    dense, sparse = torch.randn(SAMPLES, DIMENSION), torch.randn(SAMPLES, 3, DIMENSION)
+    found = model.get_submodule("inter_arch")(dense, sparse)
+    assert torch.equal(found, torch.cat([InteractionArch(3)(dense, sparse), sparse.flatten(1)], dim=1))
+    assert model.get_submodule("over_arch")(found).shape == (SAMPLES, 1)
+
+
 def test_embeddings_are_torchrecs_in_their_order():
     assert isinstance(model_of(3).get_submodule("sparse_arch"), PooledVectors)
     shared = EmbeddingBagConfig(num_embeddings=9, embedding_dim=DIMENSION, name="t", feature_names=["c", "a"])

@@ -150,6 +150,23 @@ def test_mmoe_mixes_shared_experts_by_a_gate_for_each_task(tower_layers):
     np.testing.assert_allclose(predicted(built, x), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["wide_deep", "deepfm"])
+@pytest.mark.parametrize("dense", [2, 0])
+def test_the_linear_part_may_have_columns_of_its_own(name, dense):
+    built, weights = network(name, dense=dense, over_layers=[6], first_order_columns=1)
+    x, deep = vectors(dense), "deep" if name == "wide_deep" else "wide_and_deep.deep"
+    embeddings = x[:, dense:].reshape(ROWS, len(FEATURES), DIMENSION)
+    first = np.hstack([x[:, :dense], embeddings[:, :, 0]])
+    rest = np.hstack([x[:, :dense], embeddings[:, :, 1:].reshape(ROWS, -1)])
+    wide = deep.replace("deep", "wide") if name == "wide_deep" else "wide_and_deep.wide"
+    expected = first @ weights[f"{wide}.weight"].T + weights[f"{wide}.bias"] + layers(weights, deep, rest, True)
+    if name == "deepfm":
+        factors = [*embeddings[:, :, 1:].swapaxes(0, 1)]
+        factors += [x[:, [at]] * weights["second.dense_factors.weight"][:, at] for at in range(dense)]
+        expected += sum((a * b).sum(axis=1, keepdims=True) for a, b in itertools.combinations(factors, 2))
+    np.testing.assert_allclose(predicted(built, x), expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_ple_keeps_shared_experts_and_each_tasks_own_apart(levels):
     built, weights = network("ple", experts={"shared": 2, "per_task": 3, "levels": levels, "layers": [6, 5]})

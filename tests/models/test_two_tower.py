@@ -53,9 +53,9 @@ def columns(of_item):
     return [place for name, places in ranges.items() if (name in OF_ITEM) is of_item for place in places]
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_each_tower_is_a_network_over_its_own_features(normalize):
-    network = built(normalize=normalize)
+@pytest.mark.parametrize(("normalize", "item_bias"), [(True, False), (False, False), (True, True), (False, True)])
+def test_each_tower_is_a_network_over_its_own_features(normalize, item_bias):
+    network = built(normalize=normalize, item_bias=item_bias)
     x = np.random.default_rng(0).standard_normal((ROWS, sum(WIDTHS.values())))
     weights = {name: value.numpy() for name, value in network.state_dict().items()}
     found = network(torch.from_numpy(x))
@@ -64,7 +64,9 @@ def test_each_tower_is_a_network_over_its_own_features(normalize):
         of_tower = [weights[name] for name in weights if name.startswith(tower)]
         hidden = np.maximum(x[:, columns(of_item)] @ of_tower[0].T + of_tower[1], 0)
         vector = hidden @ of_tower[2].T + of_tower[3]
-        expected = vector / np.linalg.norm(vector, axis=1, keepdims=True) if normalize else vector
+        bias, vector = np.split(vector, [int(item_bias)], axis=1)
+        vector = vector / np.linalg.norm(vector, axis=1, keepdims=True) if normalize else vector
+        expected = np.concatenate([bias if of_item else bias**0, vector], axis=1)
         np.testing.assert_allclose(found["bought"][:, side].detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -41,6 +41,8 @@ def with_more_features(tree: dict, made: DataSet, number: int) -> dict:
         "dlrm_dcn": {"dense_layers": [8], "over_layers": [8], "cross_rank": 4},
         "mmoe": {"tower_layers": [8], "experts": {"shared": 2, "layers": [8]}},
     }
+    for feature in tree["data"]["sparse"].values():
+        feature.pop("dimension", None)  # most models need the same for all tables
     return tree | {"model": {"name": name, "embedding_dim": 8} | of_model[name]}
 
 

@@ -81,6 +81,7 @@ def settings(data: Path, across: str = "lane", losses: tuple[str, ...] = tuple(L
         "tower_layers": [8],
         "vector_dim": 6,
         "item_features": ["s1", "price", "tags"],
+        "item_bias": True,
     }
     tree["tasks"] = {name: TASK | LOSSES[name] | {"across": across} for name in losses}
     tree["tasks"][losses[0]]["metrics"] = ["recall@5", "hit_rate@20", "mrr"]
@@ -106,7 +107,7 @@ class ByHand:
     def query(self, sample: dict) -> Tensor:
         """Returns the vector of a query."""
         features = torch.cat([torch.tensor([sample["d0"]]).double(), self.bags["s0"].weight[sample["s0"]]])
-        return self._unit(self.model.network.query(features))
+        return torch.cat([torch.ones(1), self._unit(self.model.network.query(features)[1:])])
 
     def item(self, item: int) -> Tensor:
         """Returns the vector of an item."""
@@ -119,7 +120,8 @@ class ByHand:
         tags = self.bags["tags"].weight[values["tags"]]
         mean = tags.mean(0) if len(tags) else torch.zeros(16).double()
         features = [torch.tensor([values["price"]]).double(), self.bags["s1"].weight[item], mean]
-        return self._unit(self.model.network.item(torch.cat(features)))
+        vector = self.model.network.item(torch.cat(features))
+        return torch.cat([vector[:1], self._unit(vector[1:])])
 
     @staticmethod
     def _unit(vector: Tensor) -> Tensor:

@@ -65,7 +65,10 @@ def settings(data: Path, model: str, kind: str, **changes: object) -> dict:
 
 
 def next_item(data: Path, model: str, kind: str) -> dict:
-    """Returns the configuration of a model that finds the next item, and is evaluated over all items."""
+    """Returns the configuration of a model that finds the next item, and is evaluated over all items.
+
+    hstu is trained at every position.
+    """
     return retrieval_config(
         data,
         model,
@@ -75,6 +78,7 @@ def next_item(data: Path, model: str, kind: str) -> dict:
             "optimizer__sparse": ADAGRAD,
             "optimizer__dense": {"name": "sgd", "learning_rate": 0.1},
             "train__steps": STEPS,
+            "model__every_position": model == "hstu",
         },
     )
 

@@ -134,6 +134,21 @@ CASES = [
         ["model.activation is 'gelu'", "model.name 'esmm' has no layer here"],
         {"model": ESMM | {"activation": "gelu"}, **TASKS_OF_ESMM},
     ),
+    Case(
+        "no column left",
+        ["model.first_order_columns is 16", "of the 16 of data.sparse.s0", "use fewer"],
+        {"model": {"name": "deepfm", "embedding_dim": 16, "first_order_columns": 16}},
+    ),
+    Case(
+        "linear part of another model",
+        ["model.first_order_columns is 1", "model.name 'dlrm' does not use", "use deepfm, wide_deep"],
+        {"model__first_order_columns": 1},
+    ),
+    Case(
+        "embeddings beside cross layers",
+        ["model.over_embeddings is True", "model.name 'dlrm_dcn' does not use", "use dlrm"],
+        {"model": {"name": "dlrm_dcn", "over_embeddings": True}},
+    ),
     Case("tables of zeros", ["model.table_init is 0", "greater than 0"], {"model__table_init": 0.0}),
     Case(
         "dependency on itself",

@@ -175,6 +175,14 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "tasks.next.output is 'vectors', but model.item_features is [], with which model.name 'hstu' is to predict",
         ),
         (
+            NEXT | finder(every_position=True),
+            "model.every_position is true, but tasks.next.loss is 'in_batch_softmax'; use 'sampled_softmax'",
+        ),
+        (
+            HSTU | {"model__every_position": True},
+            "model.every_position is true, but model.item_features is empty; set it",
+        ),
+        (
             NEXT | finder(target="s1", history="s0"),
             "data.sparse.s1.max_ids is 5, but model.target is 's1', which is one item; set it to 1",
         ),

@@ -1,23 +1,18 @@
-"""The page of a sweep: its best trials and Optuna's own plots, in a single file that works without a network."""
+"""The page of a sweep: its trials, what each reached, and what each key was worth, in a file without a server."""
 
-import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
-from optuna.visualization import plot_intermediate_values, plot_parallel_coordinate, plot_param_importances
-from plotly.graph_objects import Figure
 
-from torchx_recsys.sweeps.study import Study
+from torchx_recsys.sweeps.study import Study, last_value
+from trainer.pages.figures import Lines, Lying
+from trainer.pages.html import draw_cards, draw_table, whole_page
 
 LEAST_FOR_IMPORTANCE = 10  # minimum number of trials: with fewer, importances are noise
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 1rem; color: #1b1f24 }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.wide { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left }
-th { border-bottom: 1px solid #aaa } td { font-variant-numeric: tabular-nums; white-space: nowrap }
-"""
+MOST_CURVES = 20
 
 
 def write_page(file: Path, aim: str, headers: Sequence[str], rows: Sequence[Sequence[str]], study: Study) -> None:
@@ -31,46 +26,64 @@ def write_page(file: Path, aim: str, headers: Sequence[str], rows: Sequence[Sequ
         study: The trials.
     """
     title = f"{aim} of {len(rows)} trials"
-    parts = [
-        f"<h2>{html.escape(name)}</h2>{text}"
-        for name, text in [("Trials", _table(headers, rows)), *_figures(study, aim)]
+    figures = draw_cards([*_curves(study, aim), *_keys(study, aim), *_importance(study, aim)])
+    file.write_text(whole_page(title, [f"<h1>{title}</h1>", figures, draw_table("Trials", [headers, *rows])]))
+
+
+def _curves(study: Study, aim: str) -> Iterator[Lines]:
+    """Yields the values of the best trials by step."""
+    trials = [trial for trial in study.ranked() if len(trial.intermediate_values) > 1]
+    if trials:
+        of = f" The best {MOST_CURVES} of {len(trials):,}." if len(trials) > MOST_CURVES else ""
+        curves = {f"trial {one.number}": sorted(one.intermediate_values.items()) for one in trials[:MOST_CURVES]}
+        series = {name: ([step for step, _ in found], [value for _, value in found]) for name, found in curves.items()}
+        yield Lines("What each trial reached", f"{aim} on data.validation.{of}", series)
+
+
+def _keys(study: Study, aim: str) -> Iterator[Lines]:
+    """Yields for each key the last value of each trial along the values of the key."""
+    trials = [trial for trial in study.trials if last_value(trial) is not None]
+    distributions = {key: one for trial in trials for key, one in trial.distributions.items()}
+    for key, distribution in distributions.items():
+        series = {
+            name: _points(
+                [trial for trial in trials if (trial.state == TrialState.COMPLETE) is done], key, distribution
+            )
+            for name, done in (("done", True), ("others", False))
+        }
+        names = [str(choice) for choice in distribution.choices] if _is_of_choices(distribution) else []
+        yield Lines(
+            key,
+            f"{aim} of each trial, by its value of the key; of others, such as those stopped early, the last.",
+            {name: points for name, points in series.items() if points[0]},
+            names,
+            of=key,
+            drawn="points",
+            log=getattr(distribution, "log", False),
+        )
+
+
+def _points(trials: Sequence[FrozenTrial], key: str, distribution: BaseDistribution) -> tuple[list[float], list[float]]:
+    """Returns values of a key, or the places of its choices, in ascending order, and what the trials reached."""
+    of_choices = _is_of_choices(distribution)
+    found = [
+        (distribution.to_internal_repr(trial.params[key]) if of_choices else trial.params[key], last_value(trial))
+        for trial in trials
+        if key in trial.params
     ]
-    file.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f"<body><h1>{html.escape(title)}</h1>{''.join(parts)}</body></html>"
-    )
+    points = sorted((int(value) if of_choices else value, reached) for value, reached in found if reached is not None)
+    return [value for value, _ in points], [reached for _, reached in points]
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [("th", headers), *(("td", row) for row in rows)]
-    cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
-    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in cells)}</table></div>'
+def _is_of_choices(distribution: BaseDistribution) -> bool:
+    return isinstance(distribution, CategoricalDistribution)
 
 
-def _figures(study: Study, aim: str) -> list[tuple[str, str]]:
-    done = study.optuna.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-    if not done:
-        return []
-    figures = [
-        ("What each trial reached", plot_intermediate_values(study.optuna).update_layout(yaxis_title=aim)),
-        ("Values and what came of them", plot_parallel_coordinate(study.optuna, target=_value, target_name=aim)),
-    ]
-    if len(done) >= LEAST_FOR_IMPORTANCE:
-        # The default evaluator needs scikit-learn. Without a target, this one uses the direction of the study.
-        importance = plot_param_importances(study.optuna, evaluator=PedAnovaImportanceEvaluator(), target_name=aim)
-        figures.append(("Importance of each key", importance))
-    texts = [_html(figure, with_code=not number) for number, (_, figure) in enumerate(figures)]
-    return [(name, text) for (name, _), text in zip(figures, texts, strict=True)]
-
-
-def _value(trial: FrozenTrial) -> float:
-    assert trial.value is not None  # only trials that are done are drawn
-    return trial.value
-
-
-def _html(figure: Figure, with_code: bool) -> str:
-    figure.update_layout(title=None, margin={"t": 20}, legend={"orientation": "h"})
-    return figure.to_html(
-        full_html=False, include_plotlyjs=with_code, config={"responsive": True, "displaylogo": False}
-    )
+def _importance(study: Study, aim: str) -> Iterator[Lying]:
+    """Yields how much of the differences between trials comes from each key."""
+    if len(study.optuna.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) < LEAST_FOR_IMPORTANCE:
+        return
+    # The default evaluator needs scikit-learn. Without a target, this one uses the direction of the study.
+    found = get_param_importances(study.optuna, evaluator=PedAnovaImportanceEvaluator())
+    remark = f"Share of each key in what sets the best trials by {aim} apart (PED-ANOVA)."
+    yield Lying("Importance of each key", remark, "", [*found], {"share": [*found.values()]})

@@ -15,24 +15,24 @@ from trainer.core.section import Section, flat
 # The names of MODELS in trainer/models, which cannot be imported without torch, each with the keys that not all of
 # them use. dlrm takes the keys of dlrm_dcn, as one configuration has served both.
 USED_BY = {
-    "dlrm": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
+    "dlrm": ("dense_layers", "over_layers", "over_embeddings", "cross_layers", "cross_rank"),
     "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
-    "deepfm": ("over_layers",),
-    "wide_deep": ("over_layers",),
+    "deepfm": ("over_layers", "first_order_columns"),
+    "wide_deep": ("over_layers", "first_order_columns"),
     "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
     "din": ("over_layers", "history", "target", "inner_product", "attention_layers"),
     "sasrec": (
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
-        *("item_features", "normalize"),
+        *("item_features", "normalize", "item_bias", "every_position"),
     ),
     "hstu": (
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
-        *("actions", "history_times", "target_time", "item_features", "normalize"),
+        *("actions", "history_times", "target_time", "item_features", "normalize", "item_bias", "every_position"),
     ),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
-    "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize"),
+    "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
 OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
@@ -77,6 +77,11 @@ class ModelConfig(Section):
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
     label follows. In dbmtl, the layers that all tasks share."""
+    over_embeddings: bool = False
+    """Let the over_layers of dlrm see the embeddings, too, not only their inner products."""
+    first_order_columns: pydantic.NonNegativeInt = 0
+    """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
+    the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
@@ -97,6 +102,8 @@ class ModelConfig(Section):
     """Dimensions of the vectors of two_tower."""
     normalize: bool = True
     """Scale the vectors of query and item to a length of 1, so that their inner product is a cosine."""
+    item_bias: bool = False
+    """Let the first column of an item's vector be its bias, a learned popularity: in the query's vector it is 1."""
     experts: ExpertsConfig = ExpertsConfig()
     dependencies: dict[str, list[str]] = {}
     """In dbmtl, the predictions that a prediction depends on, as in `buy = ["click"]`."""
@@ -123,6 +130,8 @@ class ModelConfig(Section):
     """Self-attention blocks of sasrec, and units of hstu."""
     attention_heads: pydantic.PositiveInt = 1
     """Heads of each block of sasrec and hstu; they must divide the columns of the table."""
+    every_position: bool = False
+    """Train sasrec and hstu, where they find the next item, at every position of a history and not only at its end."""
     arguments: dict[str, Any] = {}
     """Values for a model of your own."""
 
@@ -166,6 +175,7 @@ def check_model(
     _check_predictions(model, tasks)
     _check_item_features(model, data)
     _check_catalogue(model, data, tasks)
+    _check_every_position(model, data, tasks)
 
 
 def _check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> None:
@@ -308,6 +318,29 @@ def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None
                 f"tasks.{name}.output is '{task.output}', but model.name '{model.name}' predicts a '{allowed}'"
             )
     _check_dependencies(model.dependencies, predictions)
+
+
+def _check_every_position(model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig]) -> None:
+    """Refuses to train at every position what has no next item, or other losses than that of drawn negatives."""
+    if not model.every_position:
+        return
+    given = "model.every_position is true"
+    if not model.retrieves:
+        raise InputError(f"{given}, but model.item_features is empty; set it to find the next item, or leave both out")
+    for name, task in tasks.items():
+        if task.loss != "sampled_softmax":
+            raise InputError(f"{given}, but tasks.{name}.loss is '{task.loss}'; use 'sampled_softmax'")
+    if column := data.catalogue.hard_negatives:
+        raise InputError(
+            f"{given}, but data.catalogue.hard_negatives is '{column}', the negatives of a sample's own item; leave "
+            "one of them out"
+        )
+    here, there = (data.table_of(str(name)) for name in (model.history, model.target))
+    if here != there:
+        raise InputError(
+            f"{given}, but model.history '{model.history}' has the table '{here}' and model.target '{model.target}' "
+            f"'{there}'; an item of the history is a target, too, so give both one table"
+        )
 
 
 def _check_retrieval(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:

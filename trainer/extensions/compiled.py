@@ -19,6 +19,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.core.errors import first_line
 from trainer.models.base import BatchOutputs, Predictions
+from trainer.models.normalization import BatchNorm
 from trainer.models.tasks import ModelWithLoss
 from trainer.plan.sharding import PooledTables
 
@@ -62,6 +63,8 @@ def _as_one_graph(model: ModelWithLoss, context: DistributedContext, config: Con
     if not (goes_along and model.losses.is_function and not config.train.scales_loss):
         return None
     if len(tables) != 1 or not isinstance(tables[0], PooledTables):
+        return None
+    if any(isinstance(module, BatchNorm) for module in model.modules()):  # which changes running means
         return None
     # The same weights, and embeddings in place of the tables.
     same = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

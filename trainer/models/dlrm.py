@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchrec.models.dlrm import DLRM, DLRM_DCN, SparseArch
+from torchrec.models.dlrm import DLRM, DLRM_DCN, OverArch, SparseArch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.core.errors import InputError
@@ -15,15 +15,20 @@ from trainer.models.pooled import equal_dimension
 
 def dlrm(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM: embeddings and dense features interact by their inner products."""
-    model = _build(DLRM, inputs)
+    model, config = _build(DLRM, inputs), inputs.config
     model.inter_arch = PairwiseProducts(inputs)
-    return model
+    if config.over_embeddings:
+        vectors = len(inputs.sparse_features) + 1
+        width = vectors * config.embedding_dim + vectors * (vectors - 1) // 2
+        model.over_arch = OverArch(width, [*config.over_layers, sum(inputs.columns)], inputs.device)
+    return completed(model, inputs)
 
 
 def dlrm_dcn(inputs: ModelInputs) -> nn.Module:
     """Builds DLRM whose interaction is a stack of low-rank cross layers, as in MLPerf's recommendation benchmark."""
     config = inputs.config
-    return _build(DLRM_DCN, inputs, dcn_num_layers=config.cross_layers, dcn_low_rank_dim=config.cross_rank)
+    model = _build(DLRM_DCN, inputs, dcn_num_layers=config.cross_layers, dcn_low_rank_dim=config.cross_rank)
+    return completed(model, inputs)
 
 
 class PooledVectors(SparseArch):
@@ -57,6 +62,8 @@ class LearnedVector(nn.Module):
 class PairwiseProducts(nn.Module):
     """The inner products of all pairs of embeddings, beside the dense features: TorchRec's interaction, bit for bit.
 
+    With model.over_embeddings, the embeddings themselves follow.
+
     Args:
         inputs: The inputs of the model.
     """
@@ -69,9 +76,10 @@ class PairwiseProducts(nn.Module):
         vectors = 1 + len(inputs.sparse_features)
         rows, columns = torch.triu_indices(vectors, vectors, offset=1, device=inputs.device)
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
+        self._with_embeddings = inputs.config.over_embeddings
 
     def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
-        """Returns the dense features and the products, `[B, D + pairs]`.
+        """Returns the dense features and the products, `[B, D + pairs]` or, with embeddings, `[B, D + pairs + F D]`.
 
         Args:
             dense_features: `[B, D]`.
@@ -80,7 +88,8 @@ class PairwiseProducts(nn.Module):
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         pairs = self.pairs.expand(dense_features.shape[0], -1)
-        return torch.cat((dense_features, products.gather(1, pairs)), dim=1)
+        embeddings = (sparse_features.flatten(1),) if self._with_embeddings else ()
+        return torch.cat((dense_features, products.gather(1, pairs), *embeddings), dim=1)
 
 
 def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int) -> nn.Module:
@@ -99,4 +108,4 @@ def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int)
     built.sparse_arch = PooledVectors(inputs.tables)
     if inputs.dense_features == 0:
         built.dense_arch = LearnedVector(dimension, inputs.device)
-    return completed(built, inputs)
+    return built

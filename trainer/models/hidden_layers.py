@@ -55,6 +55,6 @@ def _normalization(layer: Perceptron, kind: str, inputs: ModelInputs) -> nn.Modu
         return LayerNorm(layer._out_size, device=inputs.device)
     if kind == "batch":
         # The mean takes a bias away: its gradient is what rounding leaves of 0, which Adam makes as large as any.
-        layer._linear.bias = None
+        layer._linear.register_parameter("bias", None)
         return BatchNorm(layer._out_size, inputs.samples, inputs.device)
     return nn.Identity()

@@ -70,6 +70,7 @@ class LastToken(nn.Module):
         super().__init__()
         config, dimension = inputs.config, sequence_dimension(inputs)
         self._retrieves, self._actions = config.retrieves, len(config.actions)
+        self._every_position = config.every_position
         self._weighted = [place for place, name in enumerate(config.actions) if name in inputs.weighted_features]
         self._tokens = 2 if config.actions and not self._retrieves else 1  # of each item
         length = inputs.sequence_features[config.history] if config.history else 0
@@ -79,7 +80,7 @@ class LastToken(nn.Module):
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor, *others: Tensor) -> Tensor:
-        """Returns the state, `[B, D]`; zeros where there is no token.
+        """Returns the state, `[B, D]`; zeros where there is no token. To train at every position, all, `[B, L, D]`.
 
         Args:
             history: The items, padded at the end.
@@ -100,10 +101,14 @@ class LastToken(nn.Module):
             tokens = torch.cat([each, target[:, None]], dim=1)
             present = functional.pad(self._for_each_token(present), (0, 1), value=True)
         tokens, times = self.dropout(tokens), others[numbers:]
+        every = self.training and self._every_position
         buckets = self._buckets(at_the_end(times[0], lengths), times[1][:, None]) if times else None
         for place, unit in enumerate(self.units, 1):
             # Nobody reads the other states of the last unit.
-            tokens = unit(tokens, present, buckets, 1 if place == len(self.units) else tokens.shape[1])
+            is_last = place == len(self.units) and not every
+            tokens = unit(tokens, present, buckets, 1 if is_last else tokens.shape[1])
+        if every:
+            return self.norm(at_the_beginning(tokens, lengths))
         return self.norm(tokens[:, -1]) * present[:, -1:]
 
     def _buckets(self, times: Tensor, now: Tensor) -> Tensor:
@@ -126,6 +131,13 @@ def at_the_end(padded: Tensor, lengths: Tensor) -> Tensor:
     """Returns what is padded at the end, `[B, L, ...]`, padded at the beginning, with any values."""
     length = padded.shape[1]
     places = (torch.arange(length, device=padded.device) - (length - lengths.long())[:, None]).clamp(min=0)
+    return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
+
+
+def at_the_beginning(padded: Tensor, lengths: Tensor) -> Tensor:
+    """Returns what is padded at the beginning, `[B, L, ...]`, padded at the end, with any values."""
+    length = padded.shape[1]
+    places = (torch.arange(length, device=padded.device) + (length - lengths.long())[:, None]).clamp(max=length - 1)
     return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
 
 

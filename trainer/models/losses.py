@@ -8,7 +8,7 @@ local batch is not.
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import log
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 from torch.nn import functional
 
-from trainer.batches.rows import NO_ITEM
+from trainer.batches.rows import NO_ID, NO_ITEM
 from trainer.config.data import LaneRows
 from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
@@ -176,8 +176,25 @@ def in_batch_softmax(
     return own.label * (torch.logaddexp(positive, _logsumexp(negatives, counts)) - positive)
 
 
+class EarlierPairs(NamedTuple):
+    """Queries within a sample, each of which is followed by an item, before that of the sample itself.
+
+    Attributes:
+        pairs: Vectors of query and item, `[B, P, 2, D]`.
+        group: The group of each item, `[B, P]`; NO_ID where a sample has fewer.
+    """
+
+    pairs: Tensor
+    group: Tensor
+
+
 def sampled_softmax(
-    own: ComparedSamples, others: ComparedSamples, rows: LaneRows, temperature: float = 1.0, log_q: bool = False
+    own: ComparedSamples,
+    others: ComparedSamples,
+    rows: LaneRows,
+    temperature: float = 1.0,
+    log_q: bool = False,
+    earlier: EarlierPairs | None = None,
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
 
@@ -190,22 +207,40 @@ def sampled_softmax(
         rows: The rows of a lane.
         temperature: Divides the inner products.
         log_q: Whether drawn negatives are corrected for how often they are expected.
+        earlier: Earlier queries of the samples of this rank, whose negatives are those drawn. The loss of a sample is
+            then the mean over all its queries.
     """
     lanes, end = own.in_lanes(rows.total), rows.samples + rows.drawn
     samples, hard = lanes.rows(0, rows.samples), lanes.rows(end, rows.total)
     drawn = others.in_lanes(rows.total).rows(rows.samples, end)
-    query, item = samples.prediction.unbind(3)  # [U, lanes, samples, D]
-    positive = (query * item).sum(-1, keepdim=True)
-    shared = query @ drawn.prediction[..., 1, :].flatten(1, 2)[:, None].mT
-    alone = (query[..., None, :] * hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))).sum(-1)
-    scores = [score / temperature for score in (positive, shared, alone)]
-    if log_q:
-        scores[1] = scores[1] - expected(drawn.log_q.flatten(1), drawn.log_q[0].numel())[:, None, None]
-    group, of_hard = samples.group[..., None], hard.group.unflatten(2, (rows.samples, rows.hard))
-    counts = [torch.ones_like(group, dtype=torch.bool), group != drawn.group.flatten(1)[:, None, None]]
-    counts.append((group != of_hard) & (of_hard != NO_ITEM))
-    loss = samples.label * (_logsumexp(torch.cat(scores, -1), torch.cat(counts, -1)) - scores[0][..., 0])
-    return functional.pad(loss, (0, rows.negatives)).flatten(1)
+
+    def scores_of(pairs: Tensor, group: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the scores of the items and of the drawn negatives, and which count, for `[U, lanes, N, 2, D]`."""
+        query, item = pairs.unbind(3)
+        positive = (query * item).sum(-1, keepdim=True)
+        shared = query @ drawn.prediction[..., 1, :].flatten(1, 2)[:, None].mT
+        scores = [score / temperature for score in (positive, shared)]
+        if log_q:
+            scores[1] = scores[1] - expected(drawn.log_q.flatten(1), drawn.log_q[0].numel())[:, None, None]
+        group = group[..., None]
+        return scores, [torch.ones_like(group, dtype=torch.bool), group != drawn.group.flatten(1)[:, None, None]]
+
+    scores, counts = scores_of(samples.prediction, samples.group)
+    query, items = samples.prediction[..., 0, :], hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))
+    scores.append((query[..., None, :] * items).sum(-1) / temperature)
+    of_hard = hard.group.unflatten(2, (rows.samples, rows.hard))
+    counts.append((samples.group[..., None] != of_hard) & (of_hard != NO_ITEM))
+    loss = _cross_entropy(scores, counts)
+    if earlier:
+        pairs, group = (one.view(*lanes.label.shape, *one.shape[1:])[:, :, : rows.samples] for one in earlier)
+        each = _cross_entropy(*scores_of(pairs.flatten(2, 3), group.flatten(2))).view_as(group)
+        there = group != NO_ID
+        loss = (loss + each.where(there, 0.0).sum(-1)) / (1 + there.sum(-1))
+    return functional.pad(samples.label * loss, (0, rows.negatives)).flatten(1)
+
+
+def _cross_entropy(scores: list[Tensor], counts: list[Tensor]) -> Tensor:
+    return _logsumexp(torch.cat(scores, -1), torch.cat(counts, -1)) - scores[0][..., 0]
 
 
 def expected(log_q: Tensor, draws: Tensor | int) -> Tensor:
@@ -266,7 +301,13 @@ class LossOverSamples:
         self._loss, self._lane_rows = loss, lane_rows
 
     def __call__(
-        self, prediction: Tensor, label: Tensor, group: Tensor | None, present: Tensor, log_q: Tensor
+        self,
+        prediction: Tensor,
+        label: Tensor,
+        group: Tensor | None,
+        present: Tensor,
+        log_q: Tensor,
+        **options: EarlierPairs,
     ) -> Tensor:
         """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
         group = self._positions(label) if group is None else group
@@ -277,7 +318,7 @@ class LossOverSamples:
             others = everyone.in_units(len(everyone.label))
         else:
             own = others = samples.in_units(self._lane_rows)
-        return self._loss(own, others).where(own.present, 0.0).flatten()
+        return self._loss(own, others, **options).where(own.present, 0.0).flatten()
 
     def _positions(self, label: Tensor) -> Tensor:
         """Returns a number for each sample, different from the numbers of the samples that it is compared with."""

@@ -60,7 +60,7 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
         # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
         parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
-    named = {name: prediction.float() for name, prediction in predictions.items()}
+    named = {name: one.float() if one.is_floating_point() else one for name, one in predictions.items()}
     scaled = {output.prediction: output for output in outputs if (output.mean, output.std) != (0.0, 1.0)}
     return named | {name: named[name] * one.std + one.mean for name, one in scaled.items()}
 

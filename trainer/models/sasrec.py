@@ -45,7 +45,7 @@ class LastState(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         config, dimension = inputs.config, sequence_dimension(inputs)
-        self._retrieves = config.retrieves
+        self._retrieves, self._every_position = config.retrieves, config.every_position
         length = inputs.sequence_features[config.history] if config.history else 1
         # By age, so that the newest item has the same position in every history.
         self.positions = nn.Embedding(length, dimension, device=inputs.device)
@@ -54,10 +54,15 @@ class LastState(nn.Module):
         self.norm = nn.LayerNorm(dimension, device=inputs.device)
 
     def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Returns `[B, D]` or `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty."""
+        """Returns `[B, D]` or `[B, 2 D]` from `[B, L, D]`, `[B]` and `[B, D]`; zeros where a history is empty.
+
+        To train at every position, the states of all items, `[B, L, D]`.
+        """
         last = (lengths.long() - 1).clamp(min=0)
         ages = (last[:, None] - torch.arange(history.shape[1], device=lengths.device)).clamp(min=0)
         states = self.blocks(self.dropout(history + self.positions(ages)))
+        if self.training and self._every_position:
+            return self.norm(states)
         # Not take_along_dim, which torch.export takes for one number of samples only.
         newest = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
         state = self.norm(newest) * (lengths > 0)[:, None]

@@ -9,17 +9,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from trainer.batches.rows import NO_ID
 from trainer.core.errors import InputError
 from trainer.models.base import ModelInputs, Predictions
 from trainer.models.hidden_layers import tower
 from trainer.models.pooled import columns_that_share, vector_width
 from trainer.models.step_samples import samples_of
+from trainer.models.vectors import vector_pairs
 
 # Samples whose lengths differ by no more are padded to the longest of them. So are few and short ones, to which a call
 # would cost more than the padding.
 ALIKE, SHORT = 0.75, 8
 # Pairs of items in one group, so that the scores of attention stay in the cache.
 PAIRS = 1 << 18
+EARLIER_PAIRS, ROWS_OF_ITEMS = "earlier pairs", "rows of items"  # beside the predictions, to train at every position
 
 
 class SequenceModel(nn.Module):
@@ -44,6 +47,7 @@ class SequenceModel(nn.Module):
         self._weighted = [name for name in config.actions if name in inputs.weighted_features]
         self.tables = inputs.tables if inputs.sparse_features else None
         self.sequences = inputs.sequences
+        self._every_position = config.every_position
         length = inputs.sequence_features[self._history] if self._history else 0
         if config.retrieves:
             self.network = _NextItem(inputs, interest, length)
@@ -60,6 +64,8 @@ class SequenceModel(nn.Module):
         history |= {f"{name}.weights": weights_of(sparse[name]) for name in self._weighted}
         history |= {name: sparse[name] for name in (self._times,) if name}
         target = [found[self._target], *(sparse[name] for name in (self._now,) if name)]
+        if self._every_position and self.training:
+            return self.network(torch.cat(parts, dim=1), target, history, (sparse[self._target], sparse[self._history]))
         return self.network(torch.cat(parts, dim=1), target, history)
 
 
@@ -92,21 +98,63 @@ class _Network(nn.Module):
 
 
 class _NextItem(nn.Module):
-    """A vector of the history, to predict the next item, and the vector of the item that came next."""
+    """A vector of the history, to predict the next item, and the vector of the item that came next.
+
+    To train at every position, also such pairs for each earlier item of the history that another one follows.
+    """
 
     def __init__(self, inputs: ModelInputs, interest: nn.Module, length: int) -> None:
         super().__init__()
         self.interest, self._length = interest, length
-        self._predictions, self._normalize = inputs.predictions, inputs.config.normalize
+        self._predictions, self._config = inputs.predictions, inputs.config
 
-    def forward(self, vector: Tensor, target: list[JaggedTensor], history: dict[str, JaggedTensor]) -> Predictions:
-        """Returns the vectors of query and item, `[B, 2, D]`, as every prediction."""
+    def forward(
+        self,
+        vector: Tensor,
+        target: list[JaggedTensor],
+        history: dict[str, JaggedTensor],
+        rows: tuple[JaggedTensor, JaggedTensor] | None = None,
+    ) -> Predictions:
+        """Returns the vectors of query and item, `[B, 2, D]`, as every prediction; in training also earlier ones.
+
+        Args:
+            vector: Not used.
+            target: The item that came next, and its time if it has one.
+            history: The history, and what goes with its items.
+            rows: The rows of the target and of the history in their table, to train at every position.
+        """
         item, *time = _each(target)
+        if self._config.every_position and self.training:
+            assert rows is not None
+            return self._at_every_position([item, *time], history, *rows)
         query = in_groups(self.interest, history, [item, *time], self._length)
-        vectors = torch.stack([query, item], dim=1).float()
-        if self._normalize:
-            vectors = functional.normalize(vectors, dim=2)
-        return dict.fromkeys(self._predictions, vectors)
+        return dict.fromkeys(self._predictions, vector_pairs(query, item, self._config))
+
+    def _at_every_position(
+        self,
+        target: list[Tensor],
+        history: dict[str, JaggedTensor],
+        row_of_target: JaggedTensor,
+        rows: JaggedTensor,
+    ) -> Predictions:
+        items = next(iter(history.values()))
+        states = _with_padding(in_groups(self.interest, history, target, self._length, every_position=True))
+        lengths, starts, end = items.lengths().long(), items.offsets()[:-1], len(items.values())
+        last = (starts + lengths - 1).where(lengths > 0, end)
+        before = (lengths - 1).clamp(min=0)
+        longest = max(1, self._length - 1 if isinstance(before, FakeTensor) else int(before.max()))
+        here = starts[:, None] + torch.arange(longest, device=starts.device)
+        there = within(before, longest)
+        here, following = (places.where(there, end) for places in (here, here + 1))
+        queries = states.index_select(0, here.flatten()).unflatten(0, here.shape)
+        followers = _with_padding(items.values()).index_select(0, following.flatten()).unflatten(0, here.shape)
+        known = row_of_target.offsets()[:-1].where(row_of_target.lengths() > 0, len(row_of_target.values()))
+        of_target = functional.pad(row_of_target.values(), (0, 1), value=NO_ID)[known]
+        of_followers = functional.pad(rows.values(), (0, 1), value=NO_ID)[following]
+        return dict.fromkeys(self._predictions, vector_pairs(states.index_select(0, last), target[0], self._config)) | {
+            EARLIER_PAIRS: vector_pairs(queries, followers, self._config),
+            ROWS_OF_ITEMS: torch.cat([of_target[:, None], of_followers], dim=1).long(),
+        }
 
 
 def _each(target: list[JaggedTensor]) -> list[Tensor]:
@@ -115,7 +163,11 @@ def _each(target: list[JaggedTensor]) -> list[Tensor]:
 
 
 def in_groups(
-    interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor], length: int
+    interest: nn.Module,
+    history: Mapping[str, JaggedTensor],
+    target: Sequence[Tensor],
+    length: int,
+    every_position: bool = False,
 ) -> Tensor:
     """Returns the interest of all samples, computed for groups of samples with histories of like length.
 
@@ -129,6 +181,8 @@ def in_groups(
         history: The histories, then what goes with their items, by feature.
         target: The targets, `[B, D]`, then what goes with them.
         length: The longest that a history may be.
+        every_position: Whether `interest` returns a state for each item, `[B, L, D]`; they come one after the other, as
+            the items do.
 
     Raises:
         InputError: An item of a history lacks what goes with it.
@@ -138,22 +192,34 @@ def in_groups(
         padded = [one.to_padded_dense(length) for one in history.values()]
         return interest(padded[0], first.lengths(), target[0], *padded[1:], *target[1:])
     if isinstance(first.lengths(), FakeTensor):
-        return _without_values(interest, history, target, length)
-    return _grouped(interest, history, target)
+        return _without_values(interest, history, target, length, every_position)
+    return _grouped(interest, history, target, every_position)
 
 
 # Compiled are the calls of `interest`, each of which is the same program for all sizes.
 @torch.compiler.disable(recursive=False)
-def _grouped(interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor]) -> Tensor:
+def _grouped(
+    interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor], every_position: bool
+) -> Tensor:
     _check_lengths(history)
-    groups = [*_groups(next(iter(history.values())).lengths().cpu().numpy())]
+    first = next(iter(history.values()))
+    groups = [*_groups(first.lengths().cpu().numpy())]
     found = _of_groups(interest, history, target, groups)
+    if every_position:
+        places = torch.cat(_places(first, groups))
+        where = places.new_empty(len(first.values()) + 1)
+        where[places] = torch.arange(len(places), device=places.device)
+        return found.index_select(0, where[:-1])
     order = np.concatenate([samples for samples, _ in groups])
     return found[torch.from_numpy(order.argsort()).to(found.device)]
 
 
 def _without_values(
-    interest: nn.Module, history: Mapping[str, JaggedTensor], target: Sequence[Tensor], length: int
+    interest: nn.Module,
+    history: Mapping[str, JaggedTensor],
+    target: Sequence[Tensor],
+    length: int,
+    every_position: bool,
 ) -> Tensor:
     """Returns the interest of a batch without values, whose memory and work are counted.
 
@@ -165,7 +231,7 @@ def _without_values(
     items, pairs = (sum(number * longest**power for number, longest in groups) for power in (1, 2))
     alike = max(1, round(items**2 / pairs))
     found = _of_groups(interest, history, target, [(np.arange(alike), round(pairs / items))])
-    return found[torch.arange(samples) % alike]
+    return found[torch.arange(len(first.values()) if every_position else samples) % len(found)]
 
 
 @torch.compiler.disable(recursive=False)
@@ -179,7 +245,7 @@ def _of_groups(
     found, samples = [], samples_of(interest)
     for (places, _), inputs in zip(groups, _padded(history, target, groups), strict=True):
         with samples.only(places):
-            found.append(interest(*inputs))
+            found.append(interest(*inputs).flatten(0, -2))
     return torch.cat(found)
 
 
@@ -192,13 +258,8 @@ def _padded(
     samples = torch.from_numpy(np.concatenate([samples for samples, _ in groups])).to(first.lengths().device)
     # Taken for all groups at once, as the gradient of each taking is of the size of what is taken from; and not split
     # into views, whose sizes torch.compile would tie to that of all of them.
-    lengths, starts, *targets = (
-        torch.unsafe_split_with_sizes(one[samples], sizes) for one in (first.lengths(), first.offsets(), *target)
-    )
-    places = []
-    for start, length, (_, longest) in zip(starts, lengths, groups, strict=True):
-        here = start[:, None] + torch.arange(longest, device=start.device)
-        places.append(here.where(within(length, longest), len(first.values())).flatten())
+    lengths, *targets = (torch.unsafe_split_with_sizes(one[samples], sizes) for one in (first.lengths(), *target))
+    places = _places(first, groups)
     taken = [_with_padding(one.values()).index_select(0, torch.cat(places)) for one in history.values()]
     padded = [torch.unsafe_split_with_sizes(one, [len(here) for here in places]) for one in taken]
     inputs = []
@@ -207,6 +268,20 @@ def _padded(
         item, *of_target = (one[number] for one in targets)
         inputs.append([past, lengths[number], item, *others, *of_target])
     return inputs
+
+
+def _places(history: JaggedTensor, groups: Sequence[tuple[np.ndarray, int]]) -> list[Tensor]:
+    """Returns where the items of each group's padded histories are among all, and the number of all for padding."""
+    samples = torch.from_numpy(np.concatenate([samples for samples, _ in groups])).to(history.lengths().device)
+    starts, lengths = (
+        torch.unsafe_split_with_sizes(one[samples], [len(samples) for samples, _ in groups])
+        for one in (history.offsets(), history.lengths())
+    )
+    places = []
+    for start, length, (_, longest) in zip(starts, lengths, groups, strict=True):
+        here = start[:, None] + torch.arange(longest, device=start.device)
+        places.append(here.where(within(length, longest), len(history.values())).flatten())
+    return places
 
 
 def _with_padding(values: Tensor) -> Tensor:

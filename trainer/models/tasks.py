@@ -14,9 +14,17 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.models.base import BatchOutputs, Predictions
-from trainer.models.losses import LOSSES, LOSSES_OVER_SAMPLES, LossOverSamples, are_classes, to_logit
+from trainer.models.losses import (
+    LOSSES,
+    LOSSES_OVER_SAMPLES,
+    EarlierPairs,
+    LossOverSamples,
+    are_classes,
+    to_logit,
+)
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
+from trainer.models.sequence_model import EARLIER_PAIRS, ROWS_OF_ITEMS
 from trainer.models.weighting import WEIGHTINGS
 
 
@@ -54,8 +62,10 @@ class TaskLoss:
         prediction, label = self._prediction(predictions), batch.labels[:, self._label]
         factor = subspace_factor(self._task, self._labels, batch.labels)
         if self._over_samples:
-            group = None if self._group is None else batch.groups[:, self._group]
-            each = self._over_samples(prediction, label, group, batch.weights * factor > 0, batch.log_q)
+            group, options = None if self._group is None else batch.groups[:, self._group], {}
+            if (rows := predictions.get(ROWS_OF_ITEMS)) is not None:
+                group, options["earlier"] = rows[:, 0], EarlierPairs(predictions[EARLIER_PAIRS], rows[:, 1:])
+            each = self._over_samples(prediction, label, group, batch.weights * factor > 0, batch.log_q, **options)
         else:
             each = self._loss(prediction, label)
         if each.shape != label.shape:

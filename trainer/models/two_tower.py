@@ -6,11 +6,11 @@ al., RecSys 2016; Yi et al., RecSys 2019).
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainer.models.base import ModelInputs, Predictions
 from trainer.models.hidden_layers import tower
 from trainer.models.pooled import PooledModel
+from trainer.models.vectors import vector_pairs
 
 
 class TwoTowers(nn.Module):
@@ -23,7 +23,7 @@ class TwoTowers(nn.Module):
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
         config, widths = inputs.config, feature_widths(inputs)
-        self._predictions, self._normalize = inputs.predictions, config.normalize
+        self._predictions, self._config = inputs.predictions, config
         self._widths = [*widths.values()]
         self._of_item = [name in config.item_features for name in widths]
         self.query, self.item = (
@@ -43,10 +43,7 @@ class TwoTowers(nn.Module):
             part(torch.cat([feature for feature, of_item in features if of_item is side], dim=1))
             for part, side in ((self.query, False), (self.item, True))
         ]
-        vectors = torch.stack(sides, dim=1).float()
-        if self._normalize:
-            vectors = functional.normalize(vectors, dim=2)
-        return dict.fromkeys(self._predictions, vectors)
+        return dict.fromkeys(self._predictions, vector_pairs(*sides, self._config))
 
 
 def feature_widths(inputs: ModelInputs) -> dict[str, int]:

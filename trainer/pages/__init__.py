@@ -1,4 +1,4 @@
-"""HTML pages that open without a server: tables, and figures of bars and curves.
+"""HTML pages that open without a server: tables, bars, and charts that uPlot draws.
 
 Uses nothing.
 """

@@ -1,7 +1,7 @@
 """The features as matrices: sparse and standardised for linear models, dense and encoded for trees."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,6 +12,7 @@ from torchx_recsys.apps.baselines.rows import Table
 from trainer.batches.rows import NO_ID
 from trainer.rules.id_lists import ids_in, weights_of
 
+Target = Literal["binary", "continuous", "multiclass"]
 CATEGORIES = 250  # more ids than this are encoded by their labels: trees take 255 categories
 FREQUENT = 32  # ids of a list that trees get a column for
 
@@ -84,7 +85,7 @@ class LinearFeatures:
         """Returns the features, `[R, C]` float64."""
         blocks = [sparse.csr_matrix((numbers(table) - self._mean) / self._scale)]
         blocks += [hot(ids_of(table, name), len(table), known) for name, known in self._known.items()]
-        return sparse.hstack(blocks, format="csr")
+        return sparse.csr_matrix(sparse.hstack(blocks))
 
 
 def hot(found: IdList, rows: int, known: np.ndarray) -> sparse.csr_matrix:
@@ -117,7 +118,7 @@ class TreeFeatures:
         categories: Which columns are categories, `[C]`.
     """
 
-    def __init__(self, train: Table, labels: np.ndarray, target: str) -> None:
+    def __init__(self, train: Table, labels: np.ndarray, target: Target) -> None:
         singles = [name for name in with_tables(train) if name in train.single]
         known = {name: np.unique(train.ids(name)) for name in singles}
         self._few = {name: ids for name, ids in known.items() if len(ids) <= CATEGORIES}

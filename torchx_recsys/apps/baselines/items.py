@@ -12,6 +12,7 @@ from trainer.batches.catalogue import Catalogue, read_catalogue
 from trainer.batches.rows import NO_ID
 from trainer.config.root import Config
 from trainer.data.files import DataFile
+from trainer.rules.registry import id_rule
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,12 @@ class Items:
         ids: Their ids, sorted, `[I]` int64.
         column: The group with the item of each row.
         history: The feature with a query's earlier items; None without one.
-        left_out: The features whose items are left out of the answers (`data.catalogue.exclude`).
-        known: For each such feature, the ids in its table, sorted, and the place of the item of each.
+        known: For each feature of items, the ids in its table, sorted, and the place of the item of each.
     """
 
     ids: np.ndarray
     column: str
     history: str | None
-    left_out: tuple[str, ...]
     known: dict[str, tuple[np.ndarray, np.ndarray]]
 
     @classmethod
@@ -60,15 +59,17 @@ class Items:
             InputError: The catalogue cannot be used.
         """
         catalogue = read_catalogue(config.data, config.model.item_features, samples)
-        left_out = tuple(getattr(config.data.catalogue, "exclude", ()))
         history = config.model.history
-        names = [history, *left_out, *(name for name in train.rows.bags if name not in config.model.item_features)]
+        names = [
+            history,
+            *config.data.catalogue.exclude,
+            *(name for name in train.rows.bags if name not in config.model.item_features),
+        ]
         known = {name: found for name in names if name and (found := _known(name, config, catalogue))}
         return cls(
             ids=catalogue.ids,
             column=str(config.data.catalogue.id),
             history=next((name for name in names if name in known), None),
-            left_out=tuple(name for name in left_out if name in known),
             known=known,
         )
 
@@ -79,9 +80,9 @@ class Items:
         """Returns the place of each row's item, `[R]`; -1 for one that the catalogue lacks."""
         return _placed(table.group(self.column), self.ids, np.arange(len(self)))
 
-    def earlier(self, table: Table, name: str | None = None) -> Earlier:
-        """Returns the items of a feature, by default of the history, that the catalogue has."""
-        name = name or str(self.history)
+    def earlier(self, table: Table) -> Earlier:
+        """Returns the items of the history that the catalogue has."""
+        name = str(self.history)
         found = ids_of(table, name)
         ends = np.repeat(np.cumsum(found.lengths), found.lengths)
         newest_last = table.data.sparse[name].keep == "last"
@@ -103,7 +104,7 @@ class Items:
 def _known(name: str, config: Config, catalogue: Catalogue) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns the ids of a feature that are items, and their places; None if its ids are no items.
 
-    Its ids are those of an item's feature of the same table, or the items' own if they are not transformed.
+    They are if an item's feature has the same table, or `data.catalogue.exclude` names the feature.
     """
     data, feature = config.data, config.data.sparse.get(name)
     if feature is None or feature.pooling == "raw":
@@ -115,9 +116,11 @@ def _known(name: str, config: Config, catalogue: Catalogue) -> tuple[np.ndarray,
             if len(found.ids) and (found.lengths <= 1).all():
                 order = np.argsort(found.ids, kind="stable")
                 return found.ids[order], found.row[order]
-    if name in getattr(data.catalogue, "exclude", ()) and feature.ids == "error" and not feature.offset:
-        return catalogue.ids, np.arange(len(catalogue))
-    return None
+    if name not in data.catalogue.exclude:
+        return None
+    rows = id_rule(name, feature).rows_of(catalogue.ids + np.int64(feature.offset))
+    order = np.argsort(rows, kind="stable")
+    return rows[order], order
 
 
 def _placed(ids: np.ndarray, known: np.ndarray, places: np.ndarray) -> np.ndarray:

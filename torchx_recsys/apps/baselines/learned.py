@@ -9,7 +9,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from torchx_recsys.apps.baselines.features import LinearFeatures, TreeFeatures
+from torchx_recsys.apps.baselines.features import LinearFeatures, Target, TreeFeatures
 from torchx_recsys.apps.baselines.problem import LEAST, Fitted, LeftOut, Predict, Problem
 from torchx_recsys.apps.baselines.rows import Table
 
@@ -17,7 +17,7 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # of logistic regression's loss beside its L
 PENALTIES = (100.0, 10.0, 1.0, 0.1)  # of linear regression
 ITERATIONS = 200
 TREES, PATIENCE = 500, 20
-TARGETS = {"probability": "binary", "value": "continuous", "classes": "multiclass"}
+TARGETS: dict[str, Target] = {"probability": "binary", "value": "continuous", "classes": "multiclass"}
 
 
 def logistic_regression(problem: Problem) -> Fitted:
@@ -59,7 +59,7 @@ def linear_regression(problem: Problem) -> Fitted:
 def boosted_trees(problem: Problem) -> Fitted:
     """Gradient boosting of scikit-learn, stopped by data.validation."""
     features, places, labels, weights = _of_trees(problem)
-    kind = HistGradientBoostingRegressor if problem.kind == "value" else HistGradientBoostingClassifier
+    kind: Any = HistGradientBoostingRegressor if problem.kind == "value" else HistGradientBoostingClassifier
     options: dict[str, Any] = {"max_iter": TREES, "n_iter_no_change": PATIENCE, "random_state": problem.seed}
     model = kind(**options, categorical_features=features.categories, early_stopping=True)
     model.fit(features.matrix[places], labels, weights, **_watched(problem, features, "_val"))
@@ -98,7 +98,7 @@ def lightgbm_trees(problem: Problem) -> Fitted:
         model.fit(features.matrix[places], labels, weights, categorical_feature=categories, **watched)
 
     def predict(table: Table) -> np.ndarray:
-        scores = model.predict(features(table), raw_score=True)
+        scores = np.asarray(model.predict(features(table), raw_score=True))
         return scores if problem.kind == "value" else _by_class(scores, model.classes_, problem)
 
     return Fitted(predict, f"{model.best_iteration_ or trees} trees")

@@ -10,8 +10,10 @@ from torchx_recsys.apps.baselines.items import Items, slices
 from torchx_recsys.apps.baselines.measure import finite
 from torchx_recsys.apps.baselines.problem import LeftOut, Predict, Problem
 from torchx_recsys.apps.baselines.rows import Table
+from trainer.batches.batch import to_batch
 from trainer.core.registry import find_by_name
 from trainer.metrics.registry import built_in, metrics_of
+from trainer.metrics.seen_items import SeenItems
 
 CHOSEN_BY = 10_000  # rows of data.validation that an option is chosen by
 SCORES = 1 << 24  # scores that are in memory at the same time
@@ -27,7 +29,8 @@ class MeasuredRanks:
 
     def __init__(self, problem: Problem, items: Items) -> None:
         self._problem, self._items = problem, items
-        self._functions = functions_of(problem)
+        self._functions, data = functions_of(problem), problem.config.data
+        self._seen = SeenItems(items.ids, data, torch.device("cpu")) if data.catalogue.exclude else None
         self._state, self._samples = np.zeros(len(items) + 2), 0
 
     def add(self, predict: Predict, table: Table) -> None:
@@ -43,11 +46,13 @@ class MeasuredRanks:
         asked = np.flatnonzero((weights > 0) & (wanted >= 0))
         scores, own = predict(table).astype(np.float32)[asked], wanted[asked]  # rounded, so that equal scores tie
         mine = scores[np.arange(len(asked)), own]
-        for name in self._items.left_out:
-            found = self._items.earlier(table, name)
-            seen = self._items.matrix(len(table), found)[asked].tocoo()
-            scores[seen.row, seen.col] = -np.inf
-        scores[np.arange(len(asked)), own] = mine
+        if self._seen:
+            number = np.full(len(table), -1)
+            number[asked] = np.arange(len(asked))
+            row, place = self._seen.of(to_batch(table.rows, table.data, 0.0).sparse).numpy().T
+            there = number[row] >= 0
+            scores[number[row[there]], place[there]] = np.nan  # neither above nor level with any item
+            scores[np.arange(len(asked)), own] = mine
         above, ties = (scores > mine[:, None]).sum(1), (scores == mine[:, None]).sum(1)
         each = weights[asked] / ties
         np.add.at(self._state, above, each)

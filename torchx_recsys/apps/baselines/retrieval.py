@@ -51,7 +51,7 @@ def ease(problem: Problem) -> Fitted:
             f"{8 * len(occur) ** 2 / 2**30:.1f} GiB"
         )
     together, of = co_occurrence(problem)
-    gram = together[occur][:, occur].toarray()
+    gram = sparse.csr_matrix(sparse.csr_matrix(together[occur])[:, occur]).toarray()
 
     def fit(penalty: float) -> Predict:
         weights = ease_weights(gram, penalty)
@@ -122,7 +122,7 @@ def co_occurrence(problem: Problem) -> tuple[sparse.csr_matrix, Callable[[Table]
         raise LeftOut("no feature has the items that a query had before, and no column names users; name it by --user")
     user, users = problem.user, Groups(problem.train.key(problem.user))
     had = _had(problem, users)
-    return sparse.csr_matrix(had.T @ had)[:, : len(items)], lambda table: had[users.places(table.key(user))]
+    return sparse.csr_matrix(had.T @ had), lambda table: sparse.csr_matrix(had[users.places(table.key(user))])
 
 
 def _occurrences(problem: Problem) -> np.ndarray:

@@ -133,7 +133,8 @@ def check_data(
     measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed, computer)
     with _removed_after_a_failure(write_config and _vocabularies(write_config), overwrite):
         if config:
-            guessed, left_out, profiles = {}, {}, profiles_of(measured, _probabilities(data))
+            written, guessed, left_out = config, {}, {}
+            profiles = profiles_of(measured, _probabilities(data))
         else:
             target = guess_label(profiles_of(measured, []), label, task, repeated_columns(splits))
             profiles = profiles_of(measured, [target.name] if target.task == "binary" and not target.classes else [])
@@ -148,9 +149,10 @@ def check_data(
             if target.task == "items":
                 columns_tree |= _catalogue(profiles, target.name, columns_tree, splits, data, write_config)
             guessed = guess_config(columns_tree, target, files, reader, {one.name: one.files.rows for one in splits})
-            data = validate(Config, guessed, lambda _: "--source: ").data
+            written = validate(Config, guessed, lambda _: "--source: ")
+            data = written.data
         left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
-        checked = Checked(plain_features(data), measured, profiles, time, _retrieved(config) if config else ())
+        checked = Checked(plain_features(data), measured, profiles, time, _retrieved(written))
         report = _reported(data, checked, before, [*CHECKS, *own], left_out)
         print(render(report))
         tree = as_tree(report)
@@ -290,6 +292,8 @@ def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
     head = ["# Guessed from the files.", *(["# Left out:", *notes] if notes else []), ""]
     text = tomli_w.dumps(tree)
     for section, why in WHY.items():
+        if section == "model" and "table_init" not in tree["model"]:
+            continue
         text = text.replace(f"[{section}]\n", f"[{section}]\n# {why}\n", 1)
     return "\n".join(head) + "\n" + text
 

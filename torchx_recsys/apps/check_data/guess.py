@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from torchx_recsys.apps.check_data.copies import Copies
-from torchx_recsys.apps.check_data.figures import best_transform, transformed
+from torchx_recsys.apps.check_data.figures import Ids, auc_of_ids, best_transform, transformed
 from torchx_recsys.apps.check_data.finding import percent
 from torchx_recsys.apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
 from torchx_recsys.apps.check_data.label import Label
@@ -29,7 +30,10 @@ ID = re.compile(
 TIME = re.compile(r"(\w+_)?(time|timestamp|ts|date|datetime)|\w+_at", re.IGNORECASE)
 INPUTS = ("present", "values", "lengths", "weights")  # suffixes that an exported model adds to the name of a feature
 BUCKETS, ROWS_OF_BUCKET = 32, 20  # most buckets of a number, and least rows in each
+BUCKET_DIM = 4  # columns of their tables: with more, numbers of few rows only learn noise
 NEW, SEEN = 0.95, 0.5  # an id is left out if of its ids in a later split this share is new, though training saw as many
+REPEATED = 5  # occurrences of an id, on average, from which it is worth a row of its own though it may be a number
+CLEARLY = 4  # a difference of two AUCs that is no chance, as a multiple of the root of the rows
 COMPACT = 4  # ids count as consecutive if the highest is below this multiple of their number
 ROUNDED = 1000
 FEW_IDS = 10_000  # limit for a vocabulary; a sample underestimates, but a longer vocabulary is exact, too
@@ -85,6 +89,7 @@ def guess_data(profiles: Mapping[str, Profile], label: Label) -> tuple[Tree, dic
                     "column": name,
                     "rows": len(edges) + 1,
                     "buckets": edges,
+                    "dimension": BUCKET_DIM,
                 }
     return tree, left_out
 
@@ -191,7 +196,21 @@ def _is_sparse(profile: Profile) -> bool:
         return profile.kind != "number"
     name = re.sub(r"\W+", "_", profile.name)
     named = ID.fullmatch(name) is not None or GROUP.fullmatch(name) is not None
-    return named or (len(profile.first_ids.distinct) <= FEW and profile.first.tally(profile.name).minimum >= 0)
+    few = len(profile.first_ids.distinct) <= FEW and profile.first.tally(profile.name).minimum >= 0
+    return named or few or _numbers_nothing(profile)
+
+
+def _numbers_nothing(profile: Profile) -> bool:
+    """Returns whether integers tell clearly more of a label as ids than in the order of their size, so are ids."""
+    ids = profile.first_ids
+    if not profile.labels or ids.rows < ENOUGH or len(ids.codes) < REPEATED * len(ids.distinct):
+        return False
+    values = profile.numbers(profile.first)[ids.row_of]
+    places = np.searchsorted(bucket_edges(profile), values, side="right")
+    numbers, codes = np.unique(places, return_inverse=True)
+    buckets = Ids(pa.array(numbers), codes, ids.row_of, ids.rows)
+    in_order = max(auc_of_ids(buckets, label, seed=0) for label in profile.labels.values())
+    return profile.auc_as_ids > in_order + CLEARLY / np.sqrt(ids.rows)
 
 
 def _why_not(profile: Profile) -> str:

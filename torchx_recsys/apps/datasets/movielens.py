@@ -62,7 +62,8 @@ def movielens(out: str = "data/movielens", wheel: str | None = None) -> dict[str
     `leave_one_out/train.parquet`, `validation.parquet` and `test.parquet` are for finding the next film, by the
     protocol of the literature: of each user the last rating is a row of test, the one before of validation, and those
     before, but for the first, of train. A row has `user_id`, `item_id`, `timestamp`, a `label` of 1, and
-    `films_before`, `ratings_before` and `times_before`.
+    `films_before`, `ratings_before` and `times_before`. `leave_one_out/sequences.parquet` has those rows of train whose
+    histories hold all the others once, for `model.every_position`.
 
     `items.parquet` is the catalogue: a row for each film, with `item_id`, `title`, `release_year`, `genres`, and
     `train_ratings`, its ratings in the train split.
@@ -156,7 +157,10 @@ def build_table(ratings: Table, items: Table, users: Table) -> pa.Table:
 
 
 def leave_one_out(ratings: Table) -> dict[str, pa.Table]:
-    """Returns the last rating of each user as test, the one before as validation, and the others as train."""
+    """Returns the last rating of each user as test, the one before as validation, and the others as train.
+
+    Sequences are the rows of train whose histories hold all others once, for a model that learns at every position.
+    """
     user, item, timestamp = (ratings[key].astype(np.int64) for key in ("user_id", "item_id", "timestamp"))
     order = np.lexsort((timestamp, user))  # ties stay in the source's order, which a model cannot learn
     user, item, timestamp = user[order], item[order], timestamp[order]
@@ -173,7 +177,8 @@ def leave_one_out(ratings: Table) -> dict[str, pa.Table]:
             **_actions_before(item, rating, timestamp, before),
         }
     )
-    chosen = {"train": left > 1, "validation": left == 1, "test": left == 0}
+    whole = (left - 2) % HISTORY == 0  # the histories of these rows end where those of the next begin
+    chosen = {"train": left > 1, "sequences": (left > 1) & whole, "validation": left == 1, "test": left == 0}
     return {split: table.filter(pa.array(rows & (place > 0))) for split, rows in chosen.items()}
 
 

@@ -68,7 +68,8 @@ def items_in(config: Config) -> dict[str, Any]:
     query = [name for name in (*data.dense, *data.sparse) if name not in config.model.item_features]
     asked = features_only(data, query).columns
     columns = [name for name in features_only(data, config.model.item_features).columns if name not in asked]
-    return {"items": {"id": data.catalogue.id, "columns": columns, "seen": seen_columns(data)}}
+    seen = [columns_of(name, data.sparse[name])[0] for name in data.catalogue.exclude]
+    return {"items": {"id": data.catalogue.id, "columns": columns, "seen": seen}}
 
 
 def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
@@ -76,12 +77,6 @@ def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
     features = [*data.dense.items(), *data.sparse.items()]
     columns = [column for name, feature in features for column in columns_of(name, feature)]
     return {column: _type_of(column, files) for column in columns}
-
-
-def seen_columns(data: DataConfig) -> list[str]:
-    """Returns the columns of samples with items that are left out of answers."""
-    names = getattr(data.catalogue, "exclude", [])
-    return [columns_of(name, data.sparse[name])[0] for name in names]
 
 
 def _type_of(column: str, files: FileSet) -> pa.DataType:

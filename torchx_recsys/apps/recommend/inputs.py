@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchx_recsys.apps.export.signature import seen_columns
 from torchx_recsys.apps.recommend.items import ItemFiles, Items, find_items, read_items
 from torchx_recsys.apps.recommend.queries import Queries, find_queries
 from torchx_recsys.apps.recommend.seen import SeenItems, find_seen, read_seen
 from torchx_recsys.apps.recommend.sides import Sides, sides_of
 from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature
 from trainer.config.root import Config
 from trainer.core.console import plural
 from trainer.core.errors import InputError, nearest
@@ -56,7 +56,7 @@ class Inputs:
         queries: The rows that ask.
         files: The files of the items.
         items: The items.
-        exclude: Columns of the queries with items to leave out.
+        exclude: Features of the queries with items to leave out.
         seen: The files of the items that users have had.
         had: Their columns of users and items.
     """
@@ -67,7 +67,7 @@ class Inputs:
     queries: Queries
     files: ItemFiles
     items: Items
-    exclude: tuple[str, ...]
+    exclude: dict[str, SparseFeature]
     seen: FileSet | None
     had: tuple[str, str]
 
@@ -76,11 +76,6 @@ class Inputs:
         among = f"{plural(len(self.items), 'item')} of {self.files.key}"
         left_out = ", ".join([*self.exclude, *(["--seen"] if self.seen else [])]) or "nothing"
         return f"{asking} ask among {among}\nfeatures {self.sides}\nleft out: {left_out}"
-
-    @property
-    def query_columns(self) -> list[str]:
-        """The columns to read of the queries."""
-        return list(dict.fromkeys([*self.sides.query_columns, *self.exclude]))
 
     def seen_items(self, data: DataConfig) -> SeenItems:
         """Reads the items that users have had."""
@@ -129,11 +124,13 @@ def find_inputs(config: Config, arguments: Arguments) -> Inputs:
     sides = sides_of(config, files.columns)
     key, patterns = _source(arguments.source, data)
     user = arguments.user_column or _user_column(data)
-    queries = find_queries(key, patterns, sides.query, user, arguments.time_column, arguments.users)
+    columns = sides.query, sides.query_columns
+    queries = find_queries(key, patterns, *columns, user, arguments.time_column, arguments.users)
+    exclude = {name: data.sparse[name] for name in data.catalogue.exclude}
     had = (str(user), column)
     seen = find_seen(arguments.seen, had, data) if arguments.seen else None
     items = read_items(files, sides.item, arguments.where)
-    return Inputs(arguments, outputs, sides, queries, files, items, tuple(seen_columns(data)), seen, had)
+    return Inputs(arguments, outputs, sides, queries, files, items, exclude, seen, had)
 
 
 def _outputs(config: Config, task: str | None) -> list[ModelOutput]:

@@ -44,6 +44,7 @@ def find_queries(
     key: str,
     patterns: Sequence[str],
     features: DataConfig,
+    columns: Sequence[str],
     column: str | None,
     time_column: str | None,
     users: Sequence[str],
@@ -53,7 +54,8 @@ def find_queries(
     Args:
         key: The key or flag that named the files.
         patterns: Files, globs or directories.
-        features: The columns of a query, and nothing else.
+        features: The features of a query, and nothing else.
+        columns: The columns of a query.
         column: The column of the users' ids.
         time_column: The column to go by. Unset: the last row of a user, in the order of the files, is the newest.
         users: The users. Unset: all.
@@ -66,6 +68,11 @@ def find_queries(
     for flag, name in (("--user-column", column), ("--time-column", time_column)):
         if name is not None and name not in file.schema.names:
             raise InputError(f"{flag} is '{name}', which {file.name} does not have{nearest(name, file.schema.names)}")
+    for name in columns:
+        if name not in file.schema.names:
+            raise InputError(
+                f"{file.name}: no column '{name}', of a feature of the users{nearest(name, file.schema.names)}"
+            )
     if column is None:
         raise InputError(
             f"--user-column is not given, and data.groups names no column of users; {file.name} has: "

@@ -188,7 +188,7 @@ def _make(
     context: DistributedContext,
     give_up: Callable[[], bool],
 ) -> None:
-    reader = QueryReader(inputs.queries, config.data, inputs.query_columns)
+    reader = QueryReader(inputs.queries, config.data, inputs.sides.query_columns)
     seen = broadcast_when_done(context, lambda: inputs.seen_items(config.data))
     evaluate = config.evaluate.model_copy(update={"global_batch_size": batch_size * context.world_size})
     model = restore_evaluated(config.model_copy(update={"evaluate": evaluate}), job.checkpoint, context)

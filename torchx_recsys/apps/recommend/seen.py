@@ -1,6 +1,6 @@
 """Items that a user has had already, which are left out of the user's list."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -9,43 +9,51 @@ from torch import Tensor
 
 from torchx_recsys.apps.recommend.items import Items, integers_of
 from torchx_recsys.apps.recommend.queries import USER
+from trainer.batches.decode import Chunk, earlier_lists
 from trainer.config.data import DataConfig
+from trainer.config.features import SparseFeature, columns_of
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import FileSet, inspect_files
 from trainer.data.row_groups import RowGroupReader
+from trainer.rules.id_lists import kept
 from trainer.rules.plain_types import is_list, is_missing, list_lengths, offsets_of, plain_array
 
 
 class SeenItems:
-    """Finds the items to leave out, by columns of the queries, and by files of users with items.
+    """Finds the items to leave out, by features of the queries, and by files of users with items.
 
     Args:
         items: All items.
-        columns: Columns of the queries with a list of items, or with one.
+        features: Features of the queries, of which each id is an item's.
         pairs: Users and items as integers, `[N]` each.
     """
 
-    def __init__(self, items: Items, columns: Sequence[str], pairs: tuple[np.ndarray, np.ndarray] | None) -> None:
-        self._items, self._columns = items, columns
+    def __init__(
+        self, items: Items, features: Mapping[str, SparseFeature], pairs: tuple[np.ndarray, np.ndarray] | None
+    ) -> None:
+        self._items, self._features = items, features
         users, ids = pairs or (np.empty(0, np.int64), np.empty(0, np.int64))
         order = users.argsort(kind="stable")
         self._users, self._places = users[order], items.find(ids[order]) if len(ids) else ids
 
     def of(self, queries: pa.Table) -> Tensor:
         """Returns pairs of a query and the place of an item, `[N, 2]` int64."""
-        found = [self._of_column(queries, name) for name in self._columns] + [self._of_users(queries)]
+        found = [self._of_feature(queries, *each) for each in self._features.items()] + [self._of_users(queries)]
         query, place = (np.concatenate(column) for column in zip(*found, strict=True))
         known = place >= 0
         return torch.from_numpy(np.stack([query[known], place[known]], axis=1))
 
-    def _of_column(self, queries: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
-        array = plain_array(queries[name])
-        if is_list(array.type):
-            query, values = np.repeat(np.arange(len(array)), list_lengths(array)), array.flatten()
-        else:
-            query, values = np.arange(len(array)), array
+    def _of_feature(self, queries: pa.Table, name: str, feature: SparseFeature) -> tuple[np.ndarray, np.ndarray]:
+        """Returns queries and places for the ids that the model sees: after the filter by time, cut to `max_ids`."""
+        (column,), chunk = columns_of(name, feature), Chunk(queries.column, range(len(queries)))
+        ids = chunk.ids(column)
+        lists = ids if is_list(ids.type) else pa.LargeListArray.from_arrays(np.arange(len(ids) + 1), ids)
+        if feature.times:
+            lists = earlier_lists(column, feature, chunk, lists)
+        offsets, values = offsets_of(list_lengths(lists)), lists.flatten()
         there = ~is_missing(values)
-        return query[there], self._items.find(integers_of(values.filter(pa.array(there))))
+        offsets, values = kept(offsets_of(there)[offsets], values.filter(pa.array(there)), feature)
+        return np.repeat(np.arange(len(queries)), np.diff(offsets)), self._items.find(integers_of(values))
 
     def _of_users(self, queries: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         users = integers_of(plain_array(queries[USER]))

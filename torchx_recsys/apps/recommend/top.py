@@ -14,7 +14,7 @@ from trainer.core.errors import InputError
 NO_SCORE = float("-inf")  # of an item that is left out
 GROUP = 128  # items of which only the greatest score is compared at first, a tenth of the time of comparing all
 SPARE = 24  # candidates beyond k, so that the bound decides for nearly every query
-BLOCK = 1 << 24  # number of scores that are computed together
+BLOCK = 1 << 23  # number of scores that are computed together, 32 MiB
 ROUNDING, TF32_ROUNDING = 2.0**-24, 2.0**-10  # greatest relative error of a factor
 PLACES = (1 << 32) - 1  # the low half of a key
 
@@ -30,7 +30,7 @@ class TopItems:
         self._items, dimension = vectors.shape
         self._vectors = functional.pad(vectors, (0, 0, 0, -self._items % GROUP))
         has_tf32 = vectors.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
-        longest = float(vectors.double().square().sum(1).max().sqrt())
+        longest = 1.001 * float(vectors.norm(dim=1).max())
         self._error = 2 * (dimension + 8) * (TF32_ROUNDING if has_tf32 else ROUNDING) * longest
 
     def find(self, queries: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
 from trainer.pages.figures import Lines
-from trainer.pages.html import draw_figure, draw_table, whole_page
+from trainer.pages.html import draw_cards, draw_table, whole_page
 from trainer.pages.segments import Table, segments_table
 
 PAGE = "segments.html"
@@ -80,10 +80,9 @@ def segments(config: Config, out: str, to: str | None = None, static: str | None
 
 
 def _page(watched: Watched) -> str:
-    figures = [draw_figure(figure) for figure in _figures(watched)]
     tables = [draw_table(title, rows) for title, rows in _tables(watched).items() if len(rows) > 1]
     title = f"Segments of {watched.name}"
-    return whole_page(title, [f"<h1>{escape(title)}</h1>", tables[0], *figures, *tables[1:]])
+    return whole_page(title, [f"<h1>{escape(title)}</h1>", tables[0], draw_cards(_figures(watched)), *tables[1:]])
 
 
 def _tables(watched: Watched) -> dict[str, Table]:
@@ -157,7 +156,9 @@ def _figures(watched: Watched) -> list[Lines]:
         ),
     ]
     found = ((title, remark, _curves(series, names), lowest) for title, remark, series, lowest in drawn)
-    return [Lines(title, remark, curves, names, lowest) for title, remark, curves, lowest in found if curves]
+    return [
+        Lines(title, remark, curves, names, lowest, of="segment") for title, remark, curves, lowest in found if curves
+    ]
 
 
 def _metrics(watched: Watched) -> Mapping[str, Series]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torchx_recsys.apps.split.cuts import SPLIT, Keys
 from torchx_recsys.apps.split.database import Database, kind, name, names
-from torchx_recsys.apps.split.log import ROW, Csv, Table, read_table
+from torchx_recsys.apps.split.log import ROW, Table, read_table
+from torchx_recsys.apps.split.text_files import Csv
 from trainer.core.errors import InputError
 
 TRAIN_ROWS = "train_rows"

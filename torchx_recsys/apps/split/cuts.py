@@ -129,6 +129,12 @@ class Cut:
                 if given[split] != "0" and float(given[split]):
                     cuts[split] = _moment_near(database, split, 1 - share)
         else:
+            for split, other in (("validation", "test"), ("test", "validation")):
+                if SHARE_FORM.fullmatch(given[split]) and given[split] != "0":
+                    raise InputError(
+                        f"--{split} is {given[split]}, a share, and --{other} is {given[other]}, a moment; write two "
+                        f"moments, or --{split} 0"
+                    )
             cuts = {split: self._moment(database, table, time, split) for split in given if given[split] != "0"}
         literals = {split: f"CAST('{moment}' AS {table.types[time]})" for split, moment in cuts.items()}
         if len(cuts) == 2 and not database.value(f"SELECT {literals['validation']} < {literals['test']}"):

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from trainer.core.errors import InputError, first_line
 
-MIB_PER_THREAD = 128  # sorting and windows of wide rows need more than counting
+MIB_PER_THREAD = 256  # sorting and writing rows with lists need more than counting
 SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -61,6 +62,11 @@ class Database:
         """Returns the only value of a query."""
         (value,) = self.row(query)
         return value
+
+    def batches(self, query: str, rows: int) -> pa.RecordBatchReader:
+        """Streams the rows of a query, so many at once."""
+        # sql() streams them; execute() would copy all of them.
+        return self._connection.sql(query).to_arrow_reader(rows)
 
     def types(self, relation: str) -> dict[str, str]:
         """Returns the type of each column of a table, a view or a function."""

@@ -8,10 +8,12 @@ from torchx_recsys.apps.split.catalogue import TRAIN_ROWS, Known, catalogue_quer
 from torchx_recsys.apps.split.conditions import read_conditions
 from torchx_recsys.apps.split.cuts import SPLIT, SPLITS, Keys
 from torchx_recsys.apps.split.database import Database, name
+from torchx_recsys.apps.split.history import make_history
 from torchx_recsys.apps.split.labels import kept_rows, make_events, read_labels
 from torchx_recsys.apps.split.leaks import leaking_columns
-from torchx_recsys.apps.split.log import ROW, Csv, Table
-from torchx_recsys.apps.split.past import Made, averaged, make_aggregate, make_history
+from torchx_recsys.apps.split.log import ROW, Table
+from torchx_recsys.apps.split.past import Made, averaged, make_aggregate
+from torchx_recsys.apps.split.text_files import Csv
 from torchx_recsys.apps.split.write import write_parquet
 from trainer.core.console import plural
 from trainer.core.errors import InputError, some_of
@@ -82,7 +84,7 @@ class Events:
             for number, column in enumerate(columns)
         ]
 
-    def histories(self, length: int, beside: Sequence[str], where: Sequence[str]) -> list[Made]:
+    def histories(self, length: int, beside: Sequence[str], where: Sequence[str], folder: Path) -> list[Made]:
         """Makes the lists of last items; none for a length of 0."""
         if not length:
             if beside or where:
@@ -93,7 +95,7 @@ class Events:
         if self._keys.item in columns:
             raise InputError(f"--history-with names '{self._keys.item}', which every history lists; leave it out")
         conditions = read_conditions(self._database, "--history-where", where, self._log)
-        return [make_history(self._database, self._keys, length, columns, conditions)]
+        return [make_history(self._database, self._keys, length, columns, conditions, folder)]
 
     def known(self, items: str | None, users: str | None, csv: Csv, folder: Path) -> list[Known]:
         """Reads what is known of items and users."""

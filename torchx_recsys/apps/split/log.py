@@ -1,17 +1,19 @@
 """Reads a log, or a file of items or users, into a table of DuckDB."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from torchx_recsys.apps.engines.source import guess_reader
-from torchx_recsys.apps.split.database import Database, kind, name, text, texts
+from torchx_recsys.apps.split.database import Database, kind, name, texts
+from torchx_recsys.apps.split.text_files import Csv, read_header, reading, wrong_line
 from trainer.config.data import DataConfig
 from trainer.config.files import CSV_READERS
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, first_line, nearest
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import named, open_storage
 from trainer.data.listing import list_patterns
@@ -19,8 +21,6 @@ from trainer.data.readers.formats import NAMES, make_reader
 
 ROW = "#row"
 """The column of a table that numbers its rows in the order of files and lines."""
-Reading = Callable[[Sequence[str]], str]
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 STORED = {
     "UUID": "CAST({} AS VARCHAR)",
     "HUGEINT": "CAST({} AS DOUBLE)",
@@ -28,21 +28,6 @@ STORED = {
     "INTERVAL": "epoch({})",
 }
 """What is read in place of a column, for types that Parquet or the trainer lack; durations are seconds."""
-
-
-@dataclass(frozen=True)
-class Csv:
-    """How text files are read.
-
-    Attributes:
-        columns: Names of the columns of files without a header.
-        delimiter: The text between columns. Unset: found by DuckDB.
-        nulls: Texts that mean null, besides an empty one.
-    """
-
-    columns: Sequence[str] = ()
-    delimiter: str | None = None
-    nulls: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -92,20 +77,66 @@ def read_table(database: Database, flag: str, source: Sequence[str], table: str,
         raise InputError(f"{flag} has files of {NAMES[reader]}; CSV, TSV and Parquet can be read here")
     urls = list_patterns(flag, source, make_reader(DataConfig(reader=reader)))["url"].to_pylist()
     paths = [_local(flag, url, folder / str(number)) for number, url in enumerate(urls)]
-    read = _reading(reader, csv)
+    if reader == "tsv":
+        csv = replace(csv, delimiter="\t")
+    shown = [f"{flag}: {without_secrets(url)}" for url in urls]
+    columns, delimiter = _columns_of_all(shown, paths, None if reader == "parquet" else csv)
+    read = f"read_parquet({texts(paths)}, union_by_name = true)" if not delimiter else reading(paths, delimiter, csv)
     try:
-        types = _common_types(database, flag, urls, paths, read)
+        types = database.types(read)
         left_out = {one: f"of type {dtype}, which is not looked at" for one, dtype in types.items() if _is_other(dtype)}
         chosen = [_stored(one, dtype) for one, dtype in types.items() if one not in left_out]
-        query = f"CREATE TABLE {table} AS SELECT row_number() OVER () AS {name(ROW)}, {', '.join(chosen)} FROM "
-        database.run(query + read(paths))
+        numbered = f"SELECT row_number() OVER () AS {name(ROW)}, {', '.join(chosen)} FROM {read}"
+        database.run(f"CREATE TABLE {table} AS {numbered}")
     except duckdb.Error as error:
-        raise InputError(f"{flag} cannot be read: {_reason(error, paths, urls)}") from error
+        reason = wrong_line(database, paths, columns, delimiter, csv, error) if delimiter else first_line(error)
+        for path, url in zip(paths, urls, strict=True):
+            reason = reason.replace(path, without_secrets(url))
+        raise InputError(f"{flag} cannot be read: {reason}; repair it") from error
     if not database.value(f"SELECT count(*) FROM {table}"):
         raise InputError(f"{flag} has no rows: {without_secrets(' '.join(source))}; name files with at least one")
     stored = database.types(table)
     del stored[ROW]
     return Table(len(urls), stored, left_out)
+
+
+def _columns_of_all(shown: Sequence[str], paths: Sequence[str], csv: Csv | None) -> tuple[list[str], str]:
+    """Returns the columns of the first file and the delimiter of text; all files must have the same columns.
+
+    Args:
+        shown: The files, for messages.
+        paths: Their paths on this host.
+        csv: How text files are read; None for Parquet.
+    """
+    first, found = _columns(shown[0], paths[0], csv)
+    for where, path in zip(shown[1:], paths[1:], strict=True):
+        columns, delimiter = _columns(where, path, csv)
+        if missing := [*{*first} - {*columns}, *{*columns} - {*first}]:
+            has, lacks = (where, shown[0]) if missing[0] in columns else (shown[0], where)
+            raise InputError(
+                f"{lacks} has no column '{missing[0]}', which {has.partition(': ')[2]} has; write the same columns to "
+                "all files"
+            )
+        if delimiter != found:
+            raise InputError(f"{where} has another delimiter than the first file; write all files alike")
+    return first, found
+
+
+def _columns(shown: str, path: str, csv: Csv | None) -> tuple[list[str], str]:
+    """Returns the columns of a file and the delimiter of text, which is empty for Parquet."""
+    if csv:
+        columns, delimiter = read_header(shown, path, csv)
+    else:
+        try:
+            columns, delimiter = pq.read_schema(path).names, ""
+        except (OSError, pa.ArrowInvalid) as error:
+            raise InputError(f"{shown} cannot be read: {first_line(error)}; repair it") from error
+    lowered = [one.lower() for one in columns]
+    if twice := [one for one in columns if lowered.count(one.lower()) > 1]:
+        raise InputError(f"{shown} names two columns '{twice[0]}', whatever the case of letters; name each apart")
+    if own := [one for one in columns if one.lower() in (ROW, "#split")]:
+        raise InputError(f"{shown} has a column '{own[0]}', a name that is needed here; rename it")
+    return columns, delimiter
 
 
 def _local(flag: str, url: str, folder: Path) -> str:
@@ -123,57 +154,9 @@ def _local(flag: str, url: str, folder: Path) -> str:
     return str(copy)
 
 
-def _reading(reader: str, csv: Csv) -> Reading:
-    """Returns a function from paths to the call that reads them."""
-    if reader == "parquet":
-        return lambda paths: f"read_parquet({texts(paths)}, union_by_name = true)"
-    # All rows decide on the types: a number in row 3 does not make a text in row 3,000,000 an error.
-    options = ["union_by_name = true", "sample_size = -1", f"nullstr = {texts(['', *csv.nulls])}"]
-    options += [f"header = {str(not csv.columns).lower()}"]
-    if csv.columns:
-        options += [f"names = {texts(csv.columns)}"]
-    if delimiter := csv.delimiter or ("\t" if reader == "tsv" else None):
-        options += [f"delim = {text(delimiter)}"]
-    return lambda paths: f"read_csv({texts(paths)}, {', '.join(options)})"
-
-
-def _common_types(
-    database: Database, flag: str, urls: Sequence[str], paths: Sequence[str], read: Reading
-) -> dict[str, str]:
-    """Returns the type of each column in all files; refuses files that differ in their columns."""
-    first: dict[str, str] = {}
-    for url, path in zip(urls, paths, strict=True):
-        found = database.types(read([path]))
-        first = first or found
-        if missing := [*first.keys() - found.keys(), *found.keys() - first.keys()]:
-            has = url if missing[0] in found else urls[0]
-            lacks = urls[0] if missing[0] in found else url
-            raise InputError(
-                f"{flag}: {without_secrets(lacks)} has no column '{missing[0]}', which {without_secrets(has)} has; "
-                "write the same columns to all files"
-            )
-    if numbers := [one for one in first if NUMBER.fullmatch(one)]:
-        raise InputError(
-            f"{flag}: the first line of {without_secrets(urls[0])} names a column '{numbers[0]}', so it seems to be a "
-            "row; name the columns with --columns"
-        )
-    if own := [one for one in first if one.lower() in (ROW, "#split")]:
-        raise InputError(f"{flag} has a column '{own[0]}', a name that is needed here; rename it")
-    return database.types(read(paths)) if len(paths) > 1 else first
-
-
 def _is_other(dtype: str) -> bool:
     return dtype not in STORED and (kind(dtype) == "other" or dtype.startswith(("STRUCT", "MAP", "UNION")))
 
 
 def _stored(column: str, dtype: str) -> str:
     return f"{STORED[dtype].format(name(column))} AS {name(column)}" if dtype in STORED else name(column)
-
-
-def _reason(error: duckdb.Error, paths: Sequence[str], urls: Sequence[str]) -> str:
-    """Returns the first lines of an error, with the files as the user knows them."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = " ".join(lines[:2])
-    for path, url in zip(paths, urls, strict=True):
-        reason = reason.replace(path, without_secrets(url))
-    return reason

@@ -1,19 +1,16 @@
-"""What is known of the past at each row: counts and rates of keys, and the last items of a user.
+"""What is known of a key at each row: how many rows had it before, and their mean labels.
 
 Only rows of a smaller time count. Rows of the same moment do not see each other: many events of a user share a second,
 and would reveal each other's labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchx_recsys.apps.split.conditions import Condition, all_of
 from torchx_recsys.apps.split.cuts import Keys
 from torchx_recsys.apps.split.database import Database, name
 from torchx_recsys.apps.split.labels import Label
 from torchx_recsys.apps.split.log import ROW
-
-EARLIER = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW EXCLUDE GROUP"
 
 
 @dataclass(frozen=True)
@@ -51,58 +48,39 @@ def make_aggregate(
         smoothing: Rows that are added.
     """
     own, time, table = name(key), name(str(keys.time)), f"aggregate_{number}"
-    window = f"OVER (PARTITION BY {own} ORDER BY {time}"
-    sums = [f"sum({name(label.name)}) {window} {EARLIER}) AS own_{place}" for place, label in enumerate(labels)]
-    narrow = ", ".join([name(ROW), f"{own} IS NULL AS missing", f"{time} AS time", *sums])
-    counted = f"SELECT {narrow}, rank() {window}) - 1 AS number FROM events"
+    summed = "".join(f", {name(label.name)} AS label_{place}" for place, label in enumerate(labels))
+    keyed = f"(SELECT {name(ROW)}, {own} AS key, {time} AS time{summed} FROM events)"
+    sums = {"number": "count(*)"} | {f"own_{place}": f"sum(label_{place})" for place in range(len(labels))}
     columns = [f"{key}_count"]
-    values = [f"CAST(CASE WHEN NOT missing THEN number END AS FLOAT) AS {name(columns[0])}"]
+    values = [f"CAST(number AS FLOAT) AS {name(columns[0])}"]
     for place, label in enumerate(labels):
         columns.append(f"{key}_rate" if len(labels) == 1 else f"{key}_{label.name}_rate")
         mean = (
-            f"(coalesce(own_{place}, 0) + {smoothing!r} * sum_{place} / nullif(before, 0)) / (number + {smoothing!r})"
+            f"(own_{place} + {smoothing!r} * sum_{place} / nullif(before, 0)) / (number + {smoothing!r})"
             if smoothing
             else f"own_{place} / nullif(number, 0)"
         )
-        values.append(f"CAST(CASE WHEN NOT missing THEN {mean} END AS FLOAT) AS {name(columns[-1])}")
+        values.append(f"CAST({mean} AS FLOAT) AS {name(columns[-1])}")
     database.run(
-        f"CREATE TABLE {table} AS SELECT {name(ROW)}, {', '.join(values)} FROM ({counted}) JOIN moments USING (time)"
+        f"CREATE TABLE {table} AS SELECT {name(ROW)}, {', '.join(values)} "
+        f"FROM {keyed} LEFT JOIN {_before('key', keyed, sums)} USING (key, time) JOIN moments USING (time)"
     )
     return Made(table, columns)
 
 
-def make_history(
-    database: Database, keys: Keys, length: int, beside: Sequence[str], conditions: Sequence[Condition]
-) -> Made:
-    """Makes the table of the last items of a user strictly before each row, oldest first.
+def _before(key: str, rows: str, sums: Mapping[str, str]) -> str:
+    """Returns the query of sums over the rows of a key at smaller times, for each key and each of its times.
+
+    Windows over times, not over rows: those that leave out rows of the same moment take quadratic time in DuckDB, and
+    differences of sums of numbers are not exact.
 
     Args:
-        database: The database, with `log` and `events`.
-        keys: Names the columns of users, items and times.
-        length: The largest number of items.
-        beside: Columns whose values to list beside the items.
-        conditions: What an event must meet to be in a history.
+        key: Column of the key.
+        rows: The rows, with this column and `time`.
+        sums: What to sum over the rows of a moment, by the name of its column.
     """
-    user, time, row = name(str(keys.user)), name(str(keys.time)), name(ROW)
-    listed = [str(keys.item), *beside]
-    columns = [f"{column}_history" for column in listed]
-    counts = f"{name(listed[0])} IS NOT NULL AND {all_of(conditions)}"
-    values = "".join(f", {name(column)} AS value_{place}" for place, column in enumerate(listed))
-    narrow = (
-        f"SELECT {row}, {user} AS owner, {time} AS time, {counts} AS counts{values} "
-        f"FROM log JOIN (SELECT {row} FROM events) USING ({row})"
-    )
-    own = "PARTITION BY owner ORDER BY"
-    # The events that count are numbered; a row sees the numbers before its time, however many other events are between.
-    numbered = (
-        f"SELECT *, count(*) FILTER (counts) OVER ({own} time, {row} ROWS UNBOUNDED PRECEDING) AS place, "
-        f"count(*) FILTER (counts) OVER ({own} time {EARLIER}) AS seen FROM ({narrow})"
-    )
-    frame = f"{own} place RANGE BETWEEN (place - seen + {length - 1}) PRECEDING AND (place - seen) PRECEDING"
-    lists = ", ".join(
-        f"CASE WHEN owner IS NULL THEN [] ELSE coalesce(list(value_{place}) FILTER (counts) OVER ({frame}), []) END "
-        f"AS {name(column)}"
-        for place, column in enumerate(columns)
-    )
-    database.run(f"CREATE TABLE history AS SELECT {row}, {lists} FROM ({numbered})")
-    return Made("history", columns)
+    of_moments = ", ".join(f"{query} AS {one}" for one, query in sums.items())
+    window = f"OVER (PARTITION BY {key} ORDER BY time ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    running = ", ".join(f"coalesce(sum({one}) {window}, 0) AS {one}" for one in sums)
+    grouped = f"SELECT {key}, time, {of_moments} FROM {rows} WHERE {key} IS NOT NULL GROUP BY ALL"
+    return f"(SELECT {key}, time, {running} FROM ({grouped}))"

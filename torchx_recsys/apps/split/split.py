@@ -13,9 +13,10 @@ from torchx_recsys.apps.split.cuts import EVENTS, SHARE, Cut, Keys, make_moments
 from torchx_recsys.apps.split.database import MIB_PER_THREAD, Database
 from torchx_recsys.apps.split.events import Events
 from torchx_recsys.apps.split.leaks import shared_knowledge
-from torchx_recsys.apps.split.log import Csv, Table, read_table
+from torchx_recsys.apps.split.log import Table, read_table
 from torchx_recsys.apps.split.past import averaged
 from torchx_recsys.apps.split.report import as_table, figures
+from torchx_recsys.apps.split.text_files import Csv
 from torchx_recsys.apps.split.write import refuse_other_files, staged, write_summary
 from trainer.core.console import next_commands, plural
 from trainer.core.errors import InputError, some_of
@@ -119,7 +120,7 @@ def split(
         rule = cut.make(database, log, keys)
         told = [*events.leaks(leaks), *shared_knowledge(database, log, keys, by)]
         made = events.aggregates(whole(aggregate), smoothing)
-        made += events.histories(history, whole(history_with), whole(history_where))
+        made += events.histories(history, whole(history_with), whole(history_where), folder)
         known = events.known(items, users, Csv((), delimiter, nulls), folder)
         written = events.write(made, known, stage)
         summary = {
@@ -162,12 +163,13 @@ def _print_log(database: Database, log: Table) -> None:
 
 
 def _print(summary: Mapping[str, Any], out: str) -> None:
-    for name_, why in summary["left_out"].items():
-        print(f"left out '{name_}': {why}")
-    for name_, about in summary["labels"].items():
+    """Prints what was left out and made, the splits as a table, what is to be known, and what to type next."""
+    for column, why in summary["left_out"].items():
+        print(f"left out '{column}': {why}")
+    for column, about in summary["labels"].items():
         classes = about.get("classes", ())
         print(
-            f"label '{name_}': {about['rule']}"
+            f"label '{column}': {about['rule']}"
             + (f": {some_of(f'{i} {c}' for i, c in enumerate(classes))}" if classes else "")
         )
     print(summary["split_rule"], end="\n\n")
@@ -175,7 +177,7 @@ def _print(summary: Mapping[str, Any], out: str) -> None:
     for line in summary["told"]:
         print(f"note: {line}")
     print(f"data set in {without_secrets(out)}\n")
-    sources = [below(out, split_) for split_ in summary["splits"]]
+    sources = [below(out, one) for one in summary["splits"]]
     labels = [*summary["labels"]]
     words = ["python", "-m", "trainer", "check-data", "--source", *sources]
     words += [

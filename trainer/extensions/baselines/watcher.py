@@ -13,7 +13,7 @@ from trainer.extensions.baselines.table import direction, draw, shown
 from trainer.training.watchers import RunView, Watcher
 
 KEY = "report.baselines"
-GUIDE = "docs/guides/what_to_do_when.md"
+GUIDE = "the guide What to do when"
 
 
 def check(config: Config, context: DistributedContext) -> None:
@@ -48,7 +48,7 @@ class Baselines(Watcher):
         if self._kept:
             with run.tolerate_failed_writes():
                 run.directory.write_json(NAME, self._kept)
-                self.files = {"baselines": NAME}
+                self.files = {"baselines": NAME}  # pyrefly: ignore[read-only]
 
     def _found(self, run: RunView) -> Tree | None:
         url = url_of(run.config)
@@ -79,8 +79,8 @@ class Baselines(Watcher):
                 run.log(line)
         elif self._says_how and evaluated:
             config = run.directory.url_of("config.toml")
-            command = next_commands(["torchx", "run", "data.baselines", "--config", config]).removeprefix("Next:  ")
-            run.log(f"what simple models reach on these rows: {command}")
+            command = next_commands(["torchx", "run", "data.baselines", "--config", config])
+            run.log(f"no baselines: what simple models reach on these rows is not known. {command}")
 
 
 def last_evaluations(records: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

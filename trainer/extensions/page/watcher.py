@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 
-from trainer.checkpoint.store import Checkpoints
-from trainer.extensions.page.run_page import Run, page_of_run
+from trainer.extensions.page.run_page import PAGE, write_page
 from trainer.training.watchers import RunView, Watcher
-
-PAGE = "run.html"
 
 
 class Page(Watcher):
@@ -25,6 +22,4 @@ class Page(Watcher):
     def _write(self, view: RunView) -> None:
         if view.context.is_rank0:
             with view.tolerate_failed_writes():
-                directory = view.directory
-                if run := Run.of(directory, directory.url.rpartition("/")[2]):
-                    directory.write(PAGE, page_of_run(run, directory, Checkpoints(directory)))
+                write_page(view.directory)

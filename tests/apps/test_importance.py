@@ -123,6 +123,7 @@ def test_ranks_and_batches_change_nothing_and_rows_are_bounded(run, importance):
     words = ["importance", run / "config.toml", "--out", run, *flags, "--batch-size", "77"]
     assert run_trainer(*words, ranks=2).returncode == 0
     together = json.loads((run / "importance.json").read_text())
+    assert "<h2>Importance of features</h2>" in (run / "run.html").read_text()
     for one, other in zip(alone["features"][:5], together["features"][:5], strict=True):
         assert one["name"] == other["name"]
         for key in ("drop", "spread"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -75,7 +76,7 @@ def _points(trials: Sequence[FrozenTrial], key: str, distribution: BaseDistribut
     return [value for value, _ in points], [reached for _, reached in points]
 
 
-def _is_of_choices(distribution: BaseDistribution) -> bool:
+def _is_of_choices(distribution: BaseDistribution) -> TypeGuard[CategoricalDistribution]:
     return isinstance(distribution, CategoricalDistribution)
 
 

@@ -28,6 +28,7 @@ from trainer.core.secrets import without_secrets
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_evaluated_files
+from trainer.extensions.page.run_page import write_page
 from trainer.metrics.checks import check_metrics
 from trainer.metrics.evaluation import predictions_of_items
 from trainer.metrics.registry import higher_is_better, metrics_of, result_name
@@ -53,7 +54,7 @@ def importance(
 
     The values of a feature, a list as a whole, are exchanged between rows, so that they no longer tell anything about
     their row. Features of the same columns, and a history with its actions and times, are permuted together. Prints a
-    table, the feature whose loss costs most first, and writes RUN_DIR/importance.json.
+    table, the feature whose loss costs most first, and writes RUN_DIR/importance.json, which the page of the run draws.
 
     Args:
         config: The configuration; its planner and data sections may differ from the run's.
@@ -100,6 +101,7 @@ def importance(
             facts = {"step": chosen.step, "rows": len(sample.rows), "repeats": repeats, "seed": seed}
             run.write_json(FILE, {"split": split, "metric": by, "value": base[by], **facts, "features": features})
             print(f"written to {without_secrets(run.url_of(FILE))}")
+            write_page(run)
 
 
 def _check(config: Config, split: str, metric: str | None, numbers: dict[str, tuple[int, int]]) -> str:

@@ -29,6 +29,7 @@ PRINTED_BY = {
     "torchx_recsys/apps/check_data/check_data.py": [
         "check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"
     ],
+    "torchx_recsys/apps/split/split.py": ["split --source PLACE/clicks.parquet --label label --out PLACE/cut"],
     "torchx_recsys/apps/plan/answer.py": [
         "plan config.toml --out PLACE/plan.json",
         "plan config.toml --find aws_p5.48xlarge gcp_a3-highgpu-8g --train.steps 5",
@@ -48,6 +49,9 @@ PRINTED_BY = {
     "torchx_recsys/apps/runs/rewind.py": ["rewind --out DAYS --segment a --to PLACE/mended"],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
     "torchx_recsys/pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],
+    "torchx_recsys/sweeps/actions.py": [
+        "torchx sweep tune config.toml --out PLACE/tuned --trials 1 --set evaluate.every_steps=2"
+    ],
 }
 
 PROGRAMS = {"torchx": {*get_sub_cmds()}, "python": {f"-m trainer {name}" for name in COMMANDS}}

@@ -25,6 +25,7 @@ from trainer.core.errors import InputError
 
 PAGE = ROOT / "docs" / "explanation" / "first_configurations.md"
 SHOWN = {"binary": "auc", "values": "rmse", "classes": "cross_entropy", "items": "recall@10"}
+BESIDE = ("linear", "trees", "means", "popularity")
 LOWER = ("rmse", "cross_entropy")
 
 
@@ -94,33 +95,27 @@ def train(config: Path, out: Path, seed: int, flags: list[str]) -> Scores:
     return {key: value for key, value in test.items() if isinstance(value, float)} | {"last_step": last}
 
 
-def render(results: dict) -> str:
+def render(results: dict[str, Any]) -> str:
     """Returns the table: the metric that is judged, medians with the least and the greatest of the seeds."""
-    names = ("linear", "trees", "means", "popularity")
-    rows = []
+    rows, seeds = [], set()
     for name, result in results.items():
-        metric = SHOWN[SETS[name].task]
-        calibration = [one["calibration"] for one in result["ours"] if "calibration" in one]
-        shown = [f"{np.median([one[metric] for one in result['ours']]):.4f} {_spread(result['ours'], metric)}"]
-        shown += [f"{np.median(calibration):.3f}" if calibration else ""]
-        shown += [f"{result[one][metric]:.4f}" if one in result else "" for one in names]
+        metric, ours = SHOWN[SETS[name].task], result["ours"]
+        seeds.add(len(ours))
+        calibration = [one["calibration"] for one in ours if "calibration" in one]
+        shown = [_spread([one[metric] for one in ours]), f"{np.median(calibration):.3f}" if calibration else ""]
+        shown += [f"{result[one][metric]:.4f}" if one in result else "" for one in BESIDE]
         rows.append([name, f"{metric}{', lower is better' * (metric in LOWER)}", *shown])
-    head = [
-        "Data",
-        "Metric on test",
-        "First configuration",
-        "Calibration",
-        "Linear",
-        "Boosted trees",
-        "Means",
-        "Popularity",
-    ]
-    return f"{table(head, rows)}\n\nThe median of the seeds, the least and the greatest beside it."
+    head = ["Data", "Metric on test", "First configuration", "Calibration", *(name.capitalize() for name in BESIDE)]
+    return f"{table(head, rows)}\n\n{_of_seeds(min(seeds))}"
 
 
-def _spread(scores: list[Scores], metric: str) -> str:
-    values = [one[metric] for one in scores]
-    return f"({min(values):.4f} to {max(values):.4f})"
+def _spread(values: list[float]) -> str:
+    spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
+    return f"{np.median(values):.4f}{spread}"
+
+
+def _of_seeds(seeds: int) -> str:
+    return "One seed." if seeds == 1 else f"The median of {seeds} seeds, the least and the greatest beside it."
 
 
 if __name__ == "__main__":

@@ -398,6 +398,23 @@ def test_wrong_requests_are_one_line(served, case):
     assert "\n" not in content["error"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--items", "nowhere.parquet"], "--items: no Parquet file at 'nowhere.parquet'"),
+        (["--items", "{items}", "--show", "titel"], "--show has 'titel', which"),
+        (["--items", "{items}", "--item-column", "s9"], "no column 's9', the items' ids"),
+        (["--items", "{items}", "--output", "vectors_qery"], "did you mean 'vectors_query'?"),
+    ],
+)
+def test_items_that_cannot_be_served_are_one_line(served, data, flags, message, capfd):
+    words = [flag.format(items=data / "items.parquet") for flag in flags]
+    assert trainer(["serve", "--directory", str(served.export), "--port", "0", *words]) == 2
+    line = capfd.readouterr().err
+    assert message in line
+    assert line.count("\n") == 1
+
+
 def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, tmp_path):
     words = ["export", ranker / "config.toml", "--out", ranker, "--to", tmp_path / "to"]
     assert trainer([str(word) for word in words]) == 0

@@ -1,5 +1,6 @@
 """`torchx sweep tune`: the sweep file that it makes of a configuration, and one line for what is wrong."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_the_space_is_around_the_values_of_the_configuration(folder):
     assert (config.checkpoint.keep.best, config.checkpoint.every_steps, config.train.epochs) == ("auc", 50, 3)
     assert config.optimizer.sparse.weight_decay_mode == "l2"
     assert (sweep.aim, sweep.keeps_best, sweep.settings.min_steps, said) == ("auc", True, 100, [])
+    assert sweep.settings.arguments["cpu"] == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def test_a_key_that_the_configuration_cannot_change_stays_with_a_word(folder):

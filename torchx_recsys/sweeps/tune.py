@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def write_sweep(args: argparse.Namespace, say: Callable[[str], None]) -> str:
 
 def _sweep(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Returns the text of the sweep file, and why keys are not in its space."""
-    last = last_argument(Signature.of(args.component, "--", {}))
+    signature = Signature.of(args.component, "--", {})
+    last = last_argument(signature)
     words = [word for pair in args.set for word in _flag(pair)]
     config = configured([args.config, *words])
     if not config.evaluate.every_steps:
@@ -76,13 +78,21 @@ def _sweep(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
         "trials": args.trials,
         "at_once": args.at_once,
         **({"hours": args.hours} if args.hours is not None else {}),
+        "factor": 2,  # with 3, dropout and small rates were stopped for beginning slowly
         "min_steps": RUNG * config.evaluate.every_steps,
-        "arguments": {"config": args.config, last: words},
+        "arguments": {"config": args.config, **_cores(args, signature), last: words},
         "space": space,
         "start": start,
     }
     to_sweep(tree, "")  # refuses what is wrong before anything is written
     return tomli_w.dumps(tree), left_out
+
+
+def _cores(args: argparse.Namespace, signature: Signature) -> dict[str, int]:
+    """Returns the argument that gives each trial on this machine cores of its own: threads that share one are slow."""
+    if not args.scheduler.startswith("local") or "cpu" not in signature.parameters:
+        return {}
+    return {"cpu": max(1, len(os.sched_getaffinity(0)) // max(1, args.at_once))}
 
 
 def _flag(pair: str) -> list[str]:

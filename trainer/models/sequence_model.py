@@ -65,7 +65,8 @@ class SequenceModel(nn.Module):
         history |= {name: sparse[name] for name in (self._times,) if name}
         target = [found[self._target], *(sparse[name] for name in (self._now,) if name)]
         if self._every_position and self.training:
-            return self.network(torch.cat(parts, dim=1), target, history, (sparse[self._target], sparse[self._history]))
+            rows = sparse[self._target], sparse[str(self._history)]
+            return self.network(torch.cat(parts, dim=1), target, history, rows)
         return self.network(torch.cat(parts, dim=1), target, history)
 
 

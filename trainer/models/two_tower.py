@@ -39,11 +39,11 @@ class TwoTowers(nn.Module):
     def forward(self, vector: Tensor) -> Predictions:
         """Returns the vectors of query and item, `[B, 2, D]`, for features `[B, W]`, as every prediction."""
         features = [*zip(vector.split(self._widths, dim=1), self._of_item, strict=True)]
-        sides = [
+        query, item = (
             part(torch.cat([feature for feature, of_item in features if of_item is side], dim=1))
             for part, side in ((self.query, False), (self.item, True))
-        ]
-        return dict.fromkeys(self._predictions, vector_pairs(*sides, self._config))
+        )
+        return dict.fromkeys(self._predictions, vector_pairs(query, item, self._config))
 
 
 def feature_widths(inputs: ModelInputs) -> dict[str, int]:

@@ -98,7 +98,7 @@ def _lists_of(
     column = item_column or signature.get("items", {}).get("id")
     if column is None:
         raise InputError("--item-column is not given, and the export names none; name the column of the items' ids")
-    found = find_items("--items", items, column, show, DataConfig(reader=guess_reader(items)))
+    found = find_items("--items", items, column, show, DataConfig(reader=guess_reader(items, "--items")))
     read = read_items(found, None, None)
     print(f"{len(read):,} items for /recommend", flush=True)
     return Recommender(batcher, ExportedItems(signature, read, "--items", output), found.show, samples).answer

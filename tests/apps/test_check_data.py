@@ -493,7 +493,7 @@ WRONG = [
     (("CONFIG", "--strict", "yes"), "it must be true or false"),
     (("--source", "nowhere.parquet"), "--source: no Parquet file at 'nowhere.parquet'"),
     (("--source", "DATA", "--label", "labl"), "did you mean 'label'?"),
-    (("--source", "DATA", "--label", "price"), "whose values are not 0 and 1"),
+    (("--source", "DATA", "--label", "price", "--task", "binary"), "--task is 'binary', but 'price' "),
 ]
 
 

@@ -31,6 +31,11 @@ COMPONENTS = {
         *("--config", "c.toml", "--out", "runs/a", "--source", "s3://b/a.parquet,b", "--to", "s3://b/p", "-j", "2x4"),
         *("--keep_columns", "user,item", "--outputs", "click_probability", "--checkpoint", "100", "--gpu", "4"),
     ],
+    "dlrm.recommend": [
+        *("--config", "c.toml", "--out", "runs/a", "--to", "s3://b/lists", "--k", "20", "-j", "2x4"),
+        *("--user_column", "user", "--items", "items.parquet", "--item_column", "item", "--show", "title,year"),
+        *("--where", "year >= 1990", "--seen", "s3://b/a.parquet,b"),
+    ],
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],

@@ -40,13 +40,20 @@ DIRECTORIES = {
     ("export", "to"): ("export CONFIG --out RUN --to FOLDER", "current.json"),
     ("movielens", "out"): ("movielens --out FOLDER", "items.parquet"),
     ("synthetic", "out"): ("synthetic --out FOLDER --rows 10 --validation-rows 1 --test-rows 1", "summary.json"),
+    ("split", "out"): ("split --source CLICKS --label label --out FOLDER", "summary.json"),
+    ("recommend", "to"): (
+        "recommend CONFIG --out RUN --source DATA --user-column row_id --items ITEMS --item-column s1 --to FOLDER",
+        "job.json",
+    ),
     ("criteo", "out"): ("criteo --source LINES --out FOLDER", "summary.json"),
     ("verify-resume", "keep"): ("verify-resume CONFIG --keep FOLDER", "anything"),
 }
 
 # Runs that are read, or written to by right: by a job that asks another one, and by one in a folder of its own there.
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
-OTHERS |= {("rewind", "out")}
+OTHERS |= {("rewind", "out"), ("recommend", "out"), ("importance", "out")}
+OTHERS |= {("split", "keep")}  # conditions
+OTHERS |= {("baselines", "to")}  # which refuses what it did not write, with or without --overwrite: test_baselines.py
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
 OTHERS |= {("segments", "out"), ("segments", "to")}  # a page and what it measured, in the run; exports are only read
 
@@ -61,13 +68,14 @@ def run(rows, tmp_path_factory):
     (folder / "lines.txt").write_text("\t".join(["1", *["2"] * 13, *["a0"] * 26]) + "\n")
     clicks = {"label": [row % 2 for row in range(400)], "item": [row * row % 37 for row in range(400)]}
     pq.write_table(pa.table(clicks), folder / "clicks.parquet")
+    pq.write_table(pa.table({"s1": range(9)}), folder / "items.parquet")
     return folder
 
 
 def typed(words, run, rows, tmp_path):
     """The words with paths in place of names."""
     places = {"CONFIG": run / "config.toml", "RUN": run / "run", "DATA": rows, "LINES": run / "lines.txt"}
-    places |= {"CLICKS": run / "clicks.parquet"}
+    places |= {"CLICKS": run / "clicks.parquet", "ITEMS": run / "items.parquet"}
     places |= {"FOLDER": tmp_path / "folder", "FILE": tmp_path / "file", "FILE.png": tmp_path / "file.png"}
     places |= {"FILE.svg": tmp_path / "file.svg"}
     return [str(places.get(word, word)) for word in words.split()]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from torchx_recsys.sweeps.study import Study, last_value
@@ -84,7 +83,10 @@ def _importance(study: Study, aim: str) -> Iterator[Lying]:
     """Yields how much of the differences between trials comes from each key."""
     if len(study.optuna.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) < LEAST_FOR_IMPORTANCE:
         return
-    # The default evaluator needs scikit-learn. Without a target, this one uses the direction of the study.
+    # Imported here, as it imports scikit-learn, and that torch, where they are installed.
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    # Without a target, this evaluator uses the direction of the study; the default one needs scikit-learn.
     found = get_param_importances(study.optuna, evaluator=PedAnovaImportanceEvaluator())
     remark = f"Share of each key in what sets the best trials by {aim} apart (PED-ANOVA)."
     yield Lying("Importance of each key", remark, "", [*found], {"share": [*found.values()]})

@@ -101,9 +101,9 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
     for name in (*config.groups, *config.classes):
         dtype = schema.field(name).type
         if is_list(dtype) or not has_ids(dtype) or pa.types.is_null(plain_type(dtype)):
+            what = "a group" if name in config.groups else "a label of data.classes"
             raise InputError(
-                f"{file}: column '{name}' is of type {dtype}; a group or a label of data.classes must be an integer "
-                f"or a string, {INTEGERS}"
+                f"{file}: column '{name}' is of type {dtype}; {what} must be an integer or a string, {INTEGERS}"
             )
     if name := config.catalogue.hard_negatives:
         dtype = schema.field(name).type

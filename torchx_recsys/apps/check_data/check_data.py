@@ -292,8 +292,6 @@ def _as_toml(tree: Tree, left_out: Mapping[str, str]) -> str:
     head = ["# Guessed from the files.", *(["# Left out:", *notes] if notes else []), ""]
     text = tomli_w.dumps(tree)
     for section, why in WHY.items():
-        if section == "model" and "table_init" not in tree["model"]:
-            continue
         text = text.replace(f"[{section}]\n", f"[{section}]\n# {why}\n", 1)
     return "\n".join(head) + "\n" + text
 

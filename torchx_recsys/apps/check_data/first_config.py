@@ -9,17 +9,15 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
 LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
-NEARLY_ZERO = 0.01  # range of the initial weights of tables, so that ids which training does not see change nothing
 PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
 UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
 STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training takes more, up to so many steps
 EVALUATIONS = 4  # in an epoch
-PATIENCE = 6
+PATIENCE = 8  # two epochs: what only two ids together tell is learned late
 LEAST_STEPS, MOST_STEPS = 20, 1000  # between two evaluations
 METRICS = {"binary": "log_loss", "values": "rmse", "classes": "cross_entropy", "items": "mrr"}
 WHY = {
     "data": "Batches are small enough for some hundred steps in an epoch.",
-    "model": "Ids that training has not seen answer almost as zeros, by table_init.",
     "train.stop_early": "Training ends when evaluations get no better, so that epochs are only the most.",
     "evaluate": "The test split is judged with the best checkpoint by validation.",
     "checkpoint": "A stopped run goes on from the last of these.",
@@ -58,7 +56,7 @@ def guess_config(
 
 
 def _model(data: Tree) -> Tree:
-    model: Tree = {"name": "wide_deep", "table_init": NEARLY_ZERO}
+    model: Tree = {"name": "wide_deep"}
     if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
         model |= {"embedding_dim": 16, "over_layers": [64, 32]}
     return model

@@ -81,7 +81,7 @@ def recommend(
         task: Task that scores items. Unset: the first.
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
         users_per_part: Users of a part.
-        batch_size: Rows that a rank computes at once.
+        batch_size: Rows computed at once.
 
     Raises:
         InputError: There is no such checkpoint, user, column or task, the data cannot be used, or TO holds the parts of

@@ -37,7 +37,7 @@ MODELS = {
     "without history": ["movielens_without_history"],
 }
 RETRIEVAL = {"two_tower": ["movielens_two_tower"]}
-NEXT = {"sasrec": ["movielens_next_sasrec"], "hstu": ["movielens_next_hstu"]}
+NEXT = {name: [f"movielens_next_{name}"] for name in ("sasrec", "hstu", "recency")}
 FOUND_OF = (10, 50)  # recall@k
 NEXT_METRICS = {name: name for name in ("hit_rate@10", "ndcg@10")}
 LABELS = {"label": "liked", "loved": "loved"}

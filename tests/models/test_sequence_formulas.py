@@ -142,7 +142,7 @@ def test_a_model_is_its_formula(samples, name, keys, interest):
     np.testing.assert_allclose(found, formula, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["din", "sasrec", "hstu"])
+@pytest.mark.parametrize("name", ["din", "sasrec", "hstu", "recency"])
 def test_without_a_history_the_rest_of_the_network_stays(name):
     with_history, without = network(name)[1], network(name, history=None)[1]
     assert without.keys() == {key for key in with_history if key.startswith("over.")}

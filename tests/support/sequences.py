@@ -66,13 +66,13 @@ def sequence_config(data: Path, model: str, **changes: object) -> dict:
         "item": shared | {"max_ids": 1},
     }
     if model == "hstu":
+        rated = {"rows": 5, "pooling": "none", "max_ids": LONGEST, "hotness": 3.2, "weights": "seconds"}
+        tree["data"]["sparse"]["rated"] = rated
+        tree["model"]["actions"] = ["rated"]
+    if model in ("hstu", "recency"):
         times = {"rows": 2**31 - 1, "pooling": "raw"}
-        tree["data"]["sparse"] |= {
-            "rated": {"rows": 5, "pooling": "none", "max_ids": LONGEST, "hotness": 3.2, "weights": "seconds"},
-            "at": times | {"max_ids": LONGEST, "hotness": 3.2},
-            "now": times | {"max_ids": 1},
-        }
-        tree["model"] |= {"actions": ["rated"], "history_times": "at", "target_time": "now"}
+        tree["data"]["sparse"] |= {"at": times | {"max_ids": LONGEST, "hotness": 3.2}, "now": times | {"max_ids": 1}}
+        tree["model"] |= {"history_times": "at", "target_time": "now"}
     return tree
 
 

@@ -24,7 +24,7 @@ SAMPLED = [
     ("hstu", "row_wise", 2),
     ("hstu", "column_wise", 4),
 ]
-FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4)]
+FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4), ("recency", 2)]
 # With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
 ADAGRAD = {"name": "adagrad", "learning_rate": 0.1, "eps": 1e-2}
 FILMS = "model.model.sequences.embeddings.films.weight"
@@ -134,7 +134,7 @@ def runs(matrix, tmp_path_factory):
     for at, name in enumerate(VARIANTS):
         add(name, 1, variant(data, MODELS[at % 2], "table_wise", name))
         add(name, several(name), variant(data, MODELS[at % 2], "row_wise", name))
-    for model in ("sasrec", "hstu"):
+    for model in dict(FINDERS):
         add(f"next-{model}", 1, next_item(data, model, "table_wise"))
     for model, ranks in FINDERS:
         add(f"next-{model}", ranks, next_item(data, model, "row_wise"))

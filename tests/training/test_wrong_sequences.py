@@ -148,7 +148,8 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         ),
         (
             TIMED | model("hstu", actions=["s2"]),
-            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu as",
+            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu "
+            "or recency as",
         ),
         (
             TIMED | model("sasrec", actions=["s2"]),

@@ -31,12 +31,16 @@ USED_BY = {
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
         *("actions", "history_times", "target_time", "item_features", "normalize", "item_bias", "every_position"),
     ),
+    "recency": (
+        *("over_layers", "history", "target", "history_times", "target_time"),
+        *("item_features", "normalize", "item_bias"),
+    ),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
 OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
-RETRIEVES = ("sasrec", "hstu")  # what comes next, if model.item_features are given
+RETRIEVES = ("sasrec", "hstu", "recency")  # what comes next, if model.item_features are given
 OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "vectors"))
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
@@ -58,8 +62,8 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, two_tower (docs/guides/models.md),
-    or package.module:function for a model of your own (see docs/tutorials/your_model.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, recency, two_tower
+    (docs/guides/models.md), or package.module:function for a model of your own (see docs/tutorials/your_model.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (docs/guides/tasks.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
@@ -83,7 +87,8 @@ class ModelConfig(Section):
     """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
     the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training."""
+    """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training; in
+    recency, of the items of the history."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
@@ -97,7 +102,7 @@ class ModelConfig(Section):
     """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl, and of both towers of two_tower."""
     item_features: list[str] = []
     """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's. With
-    model.target alone, sasrec and hstu find the next item instead of predicting the labels of the target."""
+    model.target alone, sasrec, hstu and recency find the next item instead of predicting the labels of the target."""
     vector_dim: pydantic.PositiveInt = 64
     """Dimensions of the vectors of two_tower."""
     normalize: bool = True
@@ -110,15 +115,15 @@ class ModelConfig(Section):
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     target: str | None = None
-    """The sparse feature, of pooling none, with the item that din, sasrec and hstu predict the labels of."""
+    """The sparse feature, of pooling none, with the item that din, sasrec, hstu and recency predict the labels of."""
     history: str | None = None
-    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec and hstu. Unset: the same
-    network without a history, to measure what the history adds."""
+    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec, hstu and recency. Unset: the
+    same network without a history, to measure what the history adds."""
     actions: list[str] = []
     """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating; their
     weights, such as the seconds that the user spent, multiply the embeddings."""
     history_times: str | None = None
-    """The sparse feature, of pooling raw, with the second of each item of the history of hstu."""
+    """The sparse feature, of pooling raw, with the second of each item of the history of hstu and recency."""
     target_time: str | None = None
     """The sparse feature, of pooling raw, with the second of the target, or for which the next item is to be found."""
     inner_product: bool = False
@@ -214,7 +219,7 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
         if name not in (model.history_times, model.target_time, *data.catalogue.exclude):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
-                "with model.name hstu as model.history_times or model.target_time, or leave the feature out"
+                "with model.name hstu or recency as model.history_times or model.target_time, or leave the feature out"
             )
     for name in data.sequences:
         if name not in (*roles.values(), *model.actions):

@@ -29,6 +29,7 @@ MODELS = {
     "din": "trainer.models.din:din",
     "sasrec": "trainer.models.sasrec:sasrec",
     "hstu": "trainer.models.hstu:hstu",
+    "recency": "trainer.models.recency:recency",
     "two_tower": "trainer.models.two_tower:two_tower",
 }
 

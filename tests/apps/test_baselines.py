@@ -14,6 +14,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error, roc_auc_score
 
+from torchx_recsys.apps.baselines import features
 from torchx_recsys.apps.baselines.baselines import baselines
 from torchx_recsys.apps.baselines.factors import Ratings, factorize
 from torchx_recsys.apps.baselines.rates import Groups
@@ -130,6 +131,14 @@ def test_boosted_trees(tmp_path, rows):
     values = {metric: found["boosted trees"] for metric, found in file["test"]["clicked"].items()}
     assert values["auc"] == pytest.approx(roc_auc_score(rows["test"]["clicked"], predicted), abs=1e-6)
     assert values["log_loss"] == pytest.approx(log_loss(rows["test"]["clicked"], predicted), rel=1e-5)
+
+
+def test_trees_are_the_same_each_time(folder, tmp_path, monkeypatch):
+    """Also where ids are encoded by the labels of other rows, which chance divides."""
+    monkeypatch.setattr(features, "CATEGORIES", 4)
+    names = ("boosted trees", "LightGBM")
+    one, other = (baselines(settings(folder), to=str(tmp_path / file), only=names) for file in ("1.json", "2.json"))
+    assert one["test"] == other["test"]
 
 
 def errors(found, name, rows, predicted):

@@ -41,7 +41,7 @@ def test_a_data_set_of_others_trains_as_it_is(name, words, label, tmp_path):
     pq.write_table(pyarrow.csv.read_csv(OTHERS / f"{name}.csv"), tmp_path / "rows.parquet")
     tree = written(tmp_path, tmp_path / "rows.parquet", *words)
     assert tree["data"]["labels"] == [label]
-    done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run")
+    done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run", "--train.steps", "50")
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stdout
 
@@ -68,7 +68,7 @@ def test_csv_needs_no_configuration(delimiter, name, tmp_path, monkeypatch, caps
     assert data["dense"].keys() == {"price", "age"}
     assert data["sparse"].keys() == {"item", "city", "tags", "words", "price_bucket", "age_bucket"}
     assert data["sparse"]["tags"]["hotness"] == pytest.approx(2.0, abs=0.1)
-    done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run")
+    done = run_trainer("train", tmp_path / "first.toml", "--out", tmp_path / "run", "--train.steps", "50")
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stdout
 
@@ -107,7 +107,7 @@ def test_csv_with_an_index_of_rows_is_checked_trained_on_and_exported_as_it_is(w
     data = tomllib.loads(Path("first.toml").read_text())["data"]
     assert data["train"] == ["rows.csv"]
     assert (data["sparse"].keys(), data["dense"].keys()) == ({"port", "age_bucket"}, {"age"})
-    done = run_trainer("train", "first.toml", "--out", "runs/first")
+    done = run_trainer("train", "first.toml", "--out", "runs/first", "--train.steps", "50")
     assert done.returncode == 0, done.stderr
     export = ["export", "first.toml", "--out", "runs/first", "--to", "served"]
     assert trainer(export) == 2
@@ -403,6 +403,7 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert tree["checkpoint"]["every_steps"] == 20
 
 
+@pytest.mark.more("values, items and the tutorial train to their end, too")
 def test_text_becomes_classes(ratings):
     tree, test = trained(ratings, "mood")
     assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}

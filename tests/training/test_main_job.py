@@ -65,6 +65,7 @@ def _check_out(folder):
     # At another port, as other tests look at curves, too; and on one core, as two threads that share a core with other
     # tests wait for each other at every operation.
     own = f"[component:tools.tensorboard]\nport = {free_port()}\n[component:dlrm.evaluate]\ncpu = 1\n"
+    own += "[component:data.baselines]\ncpu = 1\n"
     (folder / ".torchxconfig").write_text((ROOT / ".torchxconfig").read_text() + own)
     (folder / ".venv").mkdir()
     for path in Path(sys.prefix).iterdir():

@@ -112,13 +112,14 @@ class TreeFeatures:
         train: The rows to train on.
         labels: Their labels, `[R]`.
         target: What the labels are: binary, continuous or multiclass.
+        seed: Seed of the folds of the encoder.
 
     Attributes:
         matrix: The features of the rows to train on, `[R, C]` float32.
         categories: Which columns are categories, `[C]`.
     """
 
-    def __init__(self, train: Table, labels: np.ndarray, target: Target) -> None:
+    def __init__(self, train: Table, labels: np.ndarray, target: Target, seed: int) -> None:
         singles = [name for name in with_tables(train) if name in train.single]
         known = {name: np.unique(train.ids(name)) for name in singles}
         self._few = {name: ids for name, ids in known.items() if len(ids) <= CATEGORIES}
@@ -127,7 +128,7 @@ class TreeFeatures:
         self._encoder: Any = None
         encoded = np.empty((len(train), 0))
         if self._many:
-            self._encoder = TargetEncoder(target_type=target)
+            self._encoder = TargetEncoder(target_type=target, random_state=seed)
             encoded = self._encoder.fit_transform(self._raw(train), labels)
         self._counts = {name: np.bincount(_places(train.ids(name), ids)[0]) for name, ids in self._many.items()}
         self.matrix = self._joined(train, encoded)

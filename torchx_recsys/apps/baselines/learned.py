@@ -83,7 +83,8 @@ def lightgbm_trees(problem: Problem) -> Fitted:
     features, places, labels, weights = _of_trees(problem)
     kind = lightgbm.LGBMRegressor if problem.kind == "value" else lightgbm.LGBMClassifier
     trees = TREES if problem.validation is not None else TREES // 5
-    model = kind(n_estimators=trees, random_state=problem.seed, verbose=-1, deterministic=True)
+    options = {"deterministic": True, "force_col_wise": True}  # only both give the same trees on any machine
+    model = kind(n_estimators=trees, random_state=problem.seed, verbose=-1, **options)
     watched: dict[str, Any] = {}
     if problem.validation is not None:
         found = _watched(problem, features, "")
@@ -134,7 +135,7 @@ def _of_trees(problem: Problem) -> tuple[TreeFeatures, np.ndarray, np.ndarray, n
     else:
         places, labels, weights = hard_labels(problem)
     of_rows = problem.trained[0] if problem.kind != "probability" else problem.trained[0] >= 0.5
-    return TreeFeatures(problem.train, of_rows, TARGETS[problem.kind]), places, labels, weights
+    return TreeFeatures(problem.train, of_rows, TARGETS[problem.kind], problem.seed), places, labels, weights
 
 
 def _watched(problem: Problem, features: TreeFeatures, suffix: str) -> dict[str, np.ndarray]:

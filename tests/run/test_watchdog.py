@@ -52,7 +52,7 @@ def test_only_the_first_error_is_reported(tmp_path):
     output = job.end()
     assert job.code == 2
     assert re.search(r"^error: .*row group \d+, .*s0", output, re.MULTILINE), output
-    assert "Connection closed by peer" not in output
+    assert not re.search(r"Error.*Connection closed by peer", output)  # Gloo's own warning may be there
     assert output.count("error: ") == 1
 
 

@@ -14,7 +14,7 @@ from torchx_recsys.sweeps.file import configured, last_argument, to_sweep
 from torchx_recsys.sweeps.study import FILE
 from trainer.config.root import Config
 from trainer.core.errors import InputError
-from trainer.metrics.registry import higher_is_better, metrics_of
+from trainer.metrics.checks import directions
 
 TIMES = 8  # how many times a learning rate may be smaller or larger
 RUNG = 2  # evaluations after which a trial may be stopped early, as small rates and dropout begin slowly
@@ -103,11 +103,8 @@ def _flag(pair: str) -> list[str]:
 
 
 def _first_metric(config: Config) -> str:
-    tasks = config.named_tasks()
-    for task in tasks:
-        for name in metrics_of(task, config)[1]:
-            if higher_is_better(name) is not None:
-                return f"{name}/{task}" if len(tasks) > 1 else name
+    if first := next(iter(directions(config)), None):
+        return first
     raise InputError("no metric of evaluate.metrics has a better direction; name one there, and as --aim")
 
 

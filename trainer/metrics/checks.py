@@ -80,17 +80,27 @@ def _check_data(given: str, metric: BuiltIn, name: str, task: TaskConfig, data: 
         )
 
 
+def directions(config: Config) -> dict[str, bool]:
+    """Returns the metrics of all tasks that have a better direction, each with whether higher is better.
+
+    With several tasks, `/TASK` follows their names.
+    """
+    tasks, found = config.named_tasks(), {}
+    for task in tasks:
+        suffix = f"/{task}" if len(tasks) > 1 else ""
+        for name in metrics_of(task, config)[1]:
+            if (higher := higher_is_better(name)) is not None:
+                found[f"{name}{suffix}"] = higher
+    return found
+
+
 def check_watched_metrics(config: Config) -> None:
     """Refuses to choose the best evaluation by a metric that evaluations do not compute, or that has no direction.
 
     Raises:
         InputError: There is such a metric.
     """
-    tasks, allowed = config.named_tasks(), []
-    for task in tasks:
-        suffix = f"/{task}" if len(tasks) > 1 else ""
-        names = metrics_of(task, config)[1]
-        allowed += [f"{name}{suffix}" for name in names if higher_is_better(name) is not None]
+    allowed = directions(config)
     watched = {
         "checkpoint.keep.best": config.checkpoint.keep.best,
         "train.stop_early.metric": config.train.stop_early.metric,

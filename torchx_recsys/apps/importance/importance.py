@@ -29,9 +29,9 @@ from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_evaluated_files
 from trainer.extensions.page.run_page import write_page
-from trainer.metrics.checks import check_metrics
+from trainer.metrics.checks import check_metrics, directions
 from trainer.metrics.evaluation import predictions_of_items
-from trainer.metrics.registry import higher_is_better, metrics_of, result_name
+from trainer.metrics.registry import result_name
 from trainer.training.evaluate import SPLITS, open_catalogue, restore_evaluated
 
 FILE = "importance.json"
@@ -96,7 +96,7 @@ def importance(
         base, scores = _evaluate(config, chosen, permutations, units, context)
         broadcast_from_rank0(context, lambda: _check_base(by, base[by], split))
         if context.is_rank0:
-            features = _drops(by, base, scores, directions(config))
+            features = _drops(by, base, scores, _directions(config))
             _print_table(by, base[by], features)
             facts = {"step": chosen.step, "rows": len(sample.rows), "repeats": repeats, "seed": seed}
             run.write_json(FILE, {"split": split, "metric": by, "value": base[by], **facts, "features": features})
@@ -113,7 +113,7 @@ def _check(config: Config, split: str, metric: str | None, numbers: dict[str, tu
     if not getattr(config.data, split):
         others = "".join(f", or use --split {name}" for name in SPLITS if getattr(config.data, name))
         raise InputError(f"--split is {split}, but data.{split} is empty; name its files{others}")
-    allowed = directions(config)
+    allowed = _directions(config)
     wanted = metric or config.checkpoint.keep.best
     if not allowed:
         raise InputError("no metric of evaluate.metrics has a better direction, so no feature can matter; name auc")
@@ -123,16 +123,9 @@ def _check(config: Config, split: str, metric: str | None, numbers: dict[str, tu
     return result_name(wanted) if wanted else next(iter(allowed))
 
 
-def directions(config: Config) -> dict[str, bool]:
-    """Returns the metrics of all tasks that have a direction, each with whether higher is better."""
-    tasks = config.named_tasks()
-    found = {}
-    for task in tasks:
-        suffix = f"/{task}" if len(tasks) > 1 else ""
-        for name in metrics_of(task, config)[1]:
-            if (higher := higher_is_better(name)) is not None:
-                found[result_name(name + suffix)] = higher
-    return found
+def _directions(config: Config) -> dict[str, bool]:
+    """Returns the metrics with a better direction by their names in results, each with whether higher is better."""
+    return {result_name(metric): higher for metric, higher in directions(config).items()}
 
 
 def _default_choice(run: RunDirectory) -> str:

@@ -173,6 +173,13 @@ def higher_is_better(metric: str) -> bool | None:
     return found[0].higher_is_better if found else own_metric("checkpoint.keep.best", name).higher_is_better
 
 
+def built_in_direction(metric: str) -> bool | None:
+    """Returns the same as `higher_is_better` for a name in results; None also for a metric of the user's own."""
+    name = metric.partition("/")[0]
+    found = built_in(name) or built_in(name, "vectors")
+    return found[0].higher_is_better if found else None
+
+
 def result_name(metric: str) -> str:
     """Returns a metric's name in results: its own name, or the snake-case name of the user's own class.
 

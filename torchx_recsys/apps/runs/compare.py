@@ -21,10 +21,10 @@ from trainer.extensions.page.recorded import (
     Run,
     default_of,
     entry_of,
-    is_better_higher,
     shared_baselines,
 )
 from trainer.extensions.page.run_page import page_of_run
+from trainer.metrics.registry import built_in_direction
 from trainer.pages.html import draw_table, whole_page
 from trainer.pages.segments import Table, union
 
@@ -116,7 +116,7 @@ def _results(runs: Sequence[Run]) -> Table:
 
 def _best_baseline(runs: Sequence[Run], metric: str) -> str:
     split, _, name = metric.partition(" ")
-    found, higher = shared_baselines(runs, split, name), is_better_higher(name)
+    found, higher = shared_baselines(runs, split, name), built_in_direction(name)
     if not found or higher is None:
         return ""
     of, value = (max if higher else min)(found.items(), key=lambda one: one[1])
@@ -125,7 +125,7 @@ def _best_baseline(runs: Sequence[Run], metric: str) -> str:
 
 def _best(metric: str, values: Sequence[float]) -> float | None:
     """Returns the best value of a metric, None if it has no direction."""
-    higher = is_better_higher(metric.partition(" ")[2])
+    higher = built_in_direction(metric.partition(" ")[2])
     return None if higher is None else max(values) if higher else min(values)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS, built_in
+from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS, built_in_direction
 
 Metrics = Mapping[str, float]
 Row = tuple[str, Mapping[str, Metrics]]
@@ -15,14 +15,8 @@ SAME_ORDER = "normalized_entropy"  # as log_loss on the same rows
 def shown(names: Iterable[str]) -> list[str]:
     """Returns the metrics that a table shows: those that can be better or worse, and the calibration."""
     names = list(names)
-    kept = [name for name in names if name == "calibration" or direction(name) is not None or _is_own(name)]
+    kept = [name for name in names if name == "calibration" or built_in_direction(name) is not None or _is_own(name)]
     return [name for name in kept if name != SAME_ORDER or "log_loss" not in names]
-
-
-def direction(metric: str) -> bool | None:
-    """Returns whether a higher value is better, False if a lower one is, None if neither or unknown."""
-    found = built_in(metric) or built_in(metric, "vectors")
-    return found[0].higher_is_better if found else None
 
 
 def _is_own(name: str) -> bool:

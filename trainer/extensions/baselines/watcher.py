@@ -9,7 +9,8 @@ from trainer.core.distributed import DistributedContext
 from trainer.core.errors import DamagedError, InputError
 from trainer.core.secrets import place, without_secrets
 from trainer.extensions.baselines.kept import NAME, Tree, belongs_to, differences, find, of_tasks, url_of
-from trainer.extensions.baselines.table import direction, draw, shown
+from trainer.extensions.baselines.table import draw, shown
+from trainer.metrics.registry import built_in_direction
 from trainer.training.watchers import RunView, Watcher
 
 KEY = "report.baselines"
@@ -129,10 +130,10 @@ def _below(config: Config, ours: Mapping[str, Mapping], theirs: Mapping[str, Map
     split = next((one for one in ("validation", "test") if theirs.get(one)), "")
     chosen = (config.checkpoint.keep.best, config.train.stop_early.metric, *(f"{name}{suffix}" for name in ours[split]))
     names = [name.removesuffix(suffix) for name in chosen if name and name.endswith(suffix)]
-    metric = next((name for name in names if direction(name) is not None and name in theirs[split]), None)
+    metric = next((name for name in names if built_in_direction(name) is not None and name in theirs[split]), None)
     if metric is None or metric not in ours[split]:
         return None
-    sign = 1 if direction(metric) else -1
+    sign = 1 if built_in_direction(metric) else -1
     name, value = max(theirs[split][metric].items(), key=lambda item: sign * item[1])
     mine = ours[split][metric]
     if sign * mine >= sign * value:

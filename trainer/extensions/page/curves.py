@@ -6,7 +6,8 @@ from html import escape
 
 import numpy as np
 
-from trainer.extensions.page.recorded import REPORTED, Run, is_better_higher, shared_baselines
+from trainer.extensions.page.recorded import REPORTED, Run, shared_baselines
+from trainer.metrics.registry import built_in_direction
 from trainer.pages.figures import Curve, Lines, number_in_words
 from trainer.pages.html import draw_cards
 from trainer.pages.segments import union
@@ -82,7 +83,7 @@ def _loss(runs: Sequence[Run], metric: str | None) -> Lines:
 def _metric(runs: Sequence[Run], metric: str) -> Lines:
     """Returns a metric on data.validation, the best value of each run marked, with what baselines reach."""
     series = {run.name: run.during(metric) for run in runs}
-    higher = is_better_higher(metric)
+    higher = built_in_direction(metric)
     best = {}
     if higher is not None:
         find = np.argmax if higher else np.argmin

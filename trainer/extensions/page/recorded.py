@@ -15,7 +15,6 @@ from trainer.core.errors import DamagedError
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import without_secrets
 from trainer.core.section import flat, follow
-from trainer.metrics.registry import built_in
 from trainer.pages.figures import Curve
 from trainer.pages.segments import is_bound
 
@@ -202,10 +201,3 @@ def shared_baselines(runs: Sequence[Run], split: str, metric: str) -> dict[str, 
     """Returns what baselines reach, if it is the same for all runs that have baselines; else empty."""
     known = [found for run in runs if (found := run.baseline_of(split, metric))]
     return known[0] if known and all(found == known[0] for found in known) else {}
-
-
-def is_better_higher(metric: str) -> bool | None:
-    """Returns whether a higher value of a metric in results is better, None if neither is or it is the user's own."""
-    name = metric.partition("/")[0]
-    known = built_in(name) or built_in(name, "vectors")
-    return None if known is None else known[0].higher_is_better

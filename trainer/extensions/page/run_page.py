@@ -9,7 +9,8 @@ from trainer.checkpoint.store import Checkpoints
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.extensions.page.curves import draw_curves
-from trainer.extensions.page.recorded import Run, is_better_higher, read_if_whole
+from trainer.extensions.page.recorded import Run, read_if_whole
+from trainer.metrics.registry import built_in_direction
 from trainer.pages.figures import Lying, number_in_words
 from trainer.pages.html import draw_facts, draw_figure, draw_more, draw_table, whole_page
 from trainer.pages.segments import Table, segments_table, union
@@ -65,7 +66,7 @@ def _metrics(run: Run) -> Table:
 
 def _best(run: Run, metric: str) -> str:
     steps, values = run.during(metric)
-    higher = is_better_higher(metric)
+    higher = built_in_direction(metric)
     if higher is None or len(values) < 2 or run.has_segments:
         return ""
     step, value = (max if higher else min)(zip(steps, values, strict=True), key=lambda one: one[1])
@@ -76,12 +77,12 @@ def _baselines(run: Run, split: str) -> Table:
     """Returns the metrics of the run and of baselines on the same rows, with a star at the best of each."""
     metrics = [
         name.partition(" ")[2] for name in run.results if name.startswith(f"{split} ")
-        if is_better_higher(name.partition(" ")[2]) is not None and run.baseline_of(split, name.partition(" ")[2])
+        if built_in_direction(name.partition(" ")[2]) is not None and run.baseline_of(split, name.partition(" ")[2])
     ]  # fmt: skip
     by_metric = {
         metric: {run.name: run.results[f"{split} {metric}"]} | run.baseline_of(split, metric) for metric in metrics
     }
-    best = {metric: (max if is_better_higher(metric) else min)(found.values()) for metric, found in by_metric.items()}
+    best = {metric: (max if built_in_direction(metric) else min)(found.values()) for metric, found in by_metric.items()}
     rows = [
         [name, *(_starred(found.get(name), best[metric]) for metric, found in by_metric.items())]
         for name in union([*by_metric.values()])

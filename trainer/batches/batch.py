@@ -1,6 +1,6 @@
 """The local batch of a step: rows as tensors in the host's memory, with ids in TorchRec's form."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
@@ -279,3 +279,22 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
     }
     nothing = {"labels": [], "numeric_labels": [], "groups": [], "weight": None, "catalogue": CatalogueConfig()}
     return config.model_copy(update=kept | nothing)
+
+
+def batches_of_share(rows: Rows, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
+    """Yields a rank's share of rows that all ranks have, in batches of `size` rows; all ranks get equally many.
+
+    Shares follow one another in the order of the ranks.
+
+    Args:
+        rows: The rows, and at the end one that fills the last batches.
+        data: Their columns.
+        rank: The rank.
+        world_size: Number of ranks.
+        size: Rows of a batch.
+    """
+    last = len(rows) - 1
+    share = -(-last // world_size)
+    for start in range(0, share, size):
+        place = np.arange(start, start + size)
+        yield to_batch(rows.take(np.where(place < share, np.minimum(rank * share + place, last), last)), data, 0.0)

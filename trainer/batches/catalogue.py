@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.batches.batch import Batch, features_only, to_batch
+from trainer.batches.batch import Batch, batches_of_share, features_only
 from trainer.batches.decode import Chunk, decode
 from trainer.batches.rows import NO_ITEM, Rows
 from trainer.config.data import DataConfig
@@ -65,15 +65,8 @@ class Catalogue:
         return self._log_q[self.find(ids)]
 
     def batches(self, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:
-        """Yields this rank's share of the items in batches of `size` rows; every rank gets equally many batches.
-
-        Shares follow one another in the order of the ranks. Rows without an item fill the last shares.
-        """
-        share = -(-len(self) // world_size)
-        for start in range(0, share, size):
-            place = np.arange(start, start + size)
-            rows = np.where(place < share, np.minimum(rank * share + place, len(self)), len(self))
-            yield to_batch(self.rows.take(rows), data, 0.0)
+        """Yields this rank's share of the items as `batches_of_share` does; rows without an item fill the last ones."""
+        return batches_of_share(self.rows, data, rank, world_size, size)
 
 
 def read_catalogue(

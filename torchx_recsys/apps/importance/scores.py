@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from trainer.batches.batch import Batch, to_batch
+from trainer.batches.batch import Batch, batches_of_share
 from trainer.batches.catalogue import Catalogue
 from trainer.batches.rows import Rows
 from trainer.config.root import Config
@@ -54,15 +53,11 @@ class Scorer:
         return metrics.compute(self._context)
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
-        """Yields this rank's share of the rows; rows of weight 0 fill it, so that all ranks have equal batches."""
-        data, total = self._config.data, len(rows)
+        """Returns this rank's share of the rows; rows of weight 0 fill it, so that all ranks have equal batches."""
+        data, context = self._config.data, self._context
+        size = min(self._size, -(-len(rows) // context.world_size))
         padded = Rows.join([rows, Rows.padding(1, data, rows.bags)])
-        share = -(-total // self._context.world_size)
-        size = min(self._size, share)
-        for start in range(0, share, size):
-            place = np.arange(start, start + size)
-            mine = np.where(place < share, np.minimum(self._context.rank * share + place, total), total)
-            yield to_batch(padded.take(mine), data, 0.0)
+        return batches_of_share(padded, data, context.rank, context.world_size, size)
 
     @torch.no_grad()
     def _vectors(self, catalogue: Catalogue) -> dict[str, ItemVectors]:

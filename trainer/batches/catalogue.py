@@ -139,15 +139,7 @@ def _check_items(files: FileSet, ids: np.ndarray, weights: np.ndarray) -> None:
 def _as_samples(items: Rows, columns: DataConfig, data: DataConfig, lists: Collection[str]) -> Rows:
     """Returns the items as rows of samples, with an empty row at the end."""
     rows = Rows.padding(len(items) + 1, data, lists)
-    single = [name for name in data.sparse if name not in lists]
-    blocks = [
-        (rows.numbers, [*data.dense], items.numbers, [*columns.dense]),
-        (rows.ids, single, items.ids, [name for name in columns.sparse if name not in items.bags]),
-        (rows.groups, data.groups, items.groups, columns.groups),
-    ]
-    for block, names, values, present in blocks:
-        for name, column in zip(present, values, strict=False):  # not strict: the weight is left over
-            block[names.index(name), :-1] = column
+    rows.fill(data, items, columns)
     rows.groups[data.groups.index(columns.groups[0]), -1] = NO_ITEM
     bags = {name: pa.concat_arrays([bag, rows.bags[name].slice(len(items))]) for name, bag in items.bags.items()}
     return replace(rows, bags=rows.bags | bags)

@@ -100,6 +100,22 @@ class Rows:
         numbers, ids, groups, hard_negatives = (_take_block(block, places) for block in blocks)
         return Rows(numbers, ids, bags, groups, hard_negatives)
 
+    def fill(self, data: DataConfig, rows: "Rows", columns: DataConfig) -> None:
+        """Copies dense features, single ids and groups of other rows into the first of these rows.
+
+        Args:
+            data: The columns of these rows.
+            rows: The other rows, as many or fewer.
+            columns: Their columns.
+        """
+        for block, names, values, present in (
+            (self.numbers, [*data.dense], rows.numbers, [*columns.dense]),
+            (self.ids, _single(data, self), rows.ids, _single(columns, rows)),
+            (self.groups, data.groups, rows.groups, columns.groups),
+        ):
+            for name, column in zip(present, values, strict=False):  # not strict: labels and the weight are left over
+                block[names.index(name), : len(rows)] = column
+
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
         """Returns rows of weight 0 without ids; `lists` names the features in bags."""
@@ -124,6 +140,10 @@ class Rows:
             join_blocks([part.groups for part in parts]),
             join_blocks([part.hard_negatives for part in parts]),
         )
+
+
+def _single(config: DataConfig, rows: Rows) -> list[str]:
+    return [name for name in config.sparse if name not in rows.bags]
 
 
 def _list_type(config: DataConfig, name: str) -> pa.DataType:

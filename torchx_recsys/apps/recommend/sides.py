@@ -105,17 +105,9 @@ def padded(rows: Rows, size: int, features: DataConfig) -> Rows:
 def joined(parts: Sequence[tuple[Rows, DataConfig]], data: DataConfig) -> Rows:
     """Returns rows with the features of several rows of the same number, each with its features."""
     bags = {name: bag for rows, _ in parts for name, bag in rows.bags.items()}
-    size = len(parts[0][0])
-    found = Rows.padding(size, data, [name for name in data.sparse if name in bags])
-    single = [name for name in data.sparse if name not in bags]
+    found = Rows.padding(len(parts[0][0]), data, [name for name in data.sparse if name in bags])
     for rows, features in parts:
-        here = [name for name in features.sparse if name not in rows.bags]
-        for block, names, values, present in (
-            (found.numbers, [*data.dense], rows.numbers, [*features.dense]),
-            (found.ids, single, rows.ids, here),
-        ):
-            for name, column in zip(present, values, strict=False):  # not strict: the weight is left over
-                block[names.index(name)] = column
+        found.fill(data, rows, features)
     return Rows(found.numbers, found.ids, {name: bags[name] for name in found.bags}, found.groups, found.hard_negatives)
 
 

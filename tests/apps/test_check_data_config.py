@@ -411,6 +411,10 @@ def test_text_becomes_classes(ratings):
     assert test["accuracy"] > 0.6
     page = ["--page", str(ratings / "mood.html"), "--time", "seconds", "--strict", "True"]
     assert trainer(["check-data", str(ratings / "mood.toml"), *page]) == 0
+    test = pq.read_table(ratings / "test.parquet")
+    pq.write_table(test.drop_columns(["mood"]), ratings / "unknown.parquet")
+    words = ["--out", str(ratings / "run-mood"), "--source", str(ratings / "unknown.parquet")]
+    assert trainer(["predict", str(ratings / "mood.toml"), *words, "--to", str(ratings / "parts")]) == 0
 
 
 def test_items_are_found_where_every_label_is_1(ratings):

@@ -277,8 +277,8 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
         kind: {name: feature for name, feature in getattr(config, kind).items() if names is None or name in names}
         for kind in ("dense", "sparse")
     }
-    nothing = {"labels": [], "numeric_labels": [], "groups": [], "weight": None, "catalogue": CatalogueConfig()}
-    return config.model_copy(update=kept | nothing)
+    nothing = {"labels": [], "numeric_labels": [], "classes": {}, "groups": [], "weight": None}
+    return config.model_copy(update=kept | nothing | {"catalogue": CatalogueConfig()})
 
 
 def batches_of_share(rows: Rows, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:

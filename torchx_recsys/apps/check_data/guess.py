@@ -12,7 +12,7 @@ from torchx_recsys.apps.check_data.copies import Copies
 from torchx_recsys.apps.check_data.figures import Ids, auc_of_ids, best_transform, transformed
 from torchx_recsys.apps.check_data.finding import percent
 from torchx_recsys.apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_rows
-from torchx_recsys.apps.check_data.label import Label
+from torchx_recsys.apps.check_data.label import Label, plain, short
 from torchx_recsys.apps.check_data.label_checks import LEAK, deciding_value
 from torchx_recsys.apps.check_data.profile import FEW, Profile
 from trainer.config.data import DataConfig
@@ -171,7 +171,7 @@ def dense_rule(profile: Profile, transform: str | None = None) -> dict[str, Any]
     std = float(values.std()) if len(values) else 1.0
     mean = float(values.mean()) if len(values) else 0.0
     rule: dict[str, Any] = {} if transform == "none" else {"transform": transform}
-    return rule | {"mean": _short(mean), "std": _short(std) or 1.0}
+    return rule | {"mean": short(mean), "std": short(std) or 1.0}
 
 
 def batch_size_for(rows: int) -> int:
@@ -194,7 +194,7 @@ def _is_weight(profile: Profile) -> bool:
 def _is_sparse(profile: Profile) -> bool:
     if profile.kind != "integer":
         return profile.kind != "number"
-    name = re.sub(r"\W+", "_", profile.name)
+    name = plain(profile.name)
     named = ID.fullmatch(name) is not None or GROUP.fullmatch(name) is not None
     few = len(profile.first_ids.distinct) <= FEW and profile.first.tally(profile.name).minimum >= 0
     return named or few or _numbers_nothing(profile)
@@ -263,10 +263,6 @@ def _dense(profile: Profile) -> dict[str, Any]:
     return rule
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
 def _of_dense(name: str, config: DataConfig, profile: Profile) -> Iterator[Suggestion]:
     feature, values = config.dense[name], profile.finite(profile.first)
     if not len(values) or values.min() == values.max():
@@ -287,7 +283,7 @@ def _of_dense(name: str, config: DataConfig, profile: Profile) -> Iterator[Sugge
 
 def _of_sparse(name: str, config: DataConfig, profile: Profile) -> Iterator[Suggestion]:
     feature, ids, key = config.sparse[name], profile.first_ids, f"data.sparse.{name}"
-    hotness = _short(round(ids.hotness, 2))
+    hotness = short(round(ids.hotness, 2))
     if hotness and not 1 / HOTTER < ids.hotness / feature.hotness < HOTTER:
         yield Suggestion(f"{key}.hotness", feature.hotness, hotness, "ids per row; plans count with it")
     distinct = profile.distinct

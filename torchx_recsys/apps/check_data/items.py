@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torchx_recsys.apps.check_data.label import plain
 from torchx_recsys.apps.check_data.profile import Profile
 from torchx_recsys.apps.check_data.splits import Split
 from trainer.config.data import DataConfig
@@ -29,7 +30,7 @@ def item_column(profiles: Mapping[str, Profile], label: str) -> str:
         InputError: No column is named like one, or nothing else is left to find an item for.
     """
     known = [name for name, one in profiles.items() if one.kind in ("integer", "text") and name != label]
-    if found := next((name for name in known if ITEM.fullmatch(re.sub(r"\W+", "_", name))), None):
+    if found := next((name for name in known if ITEM.fullmatch(plain(name))), None):
         return found
     raise InputError(
         f"--label is '{label}', which is always 1: items are to be found, but no column is named like their ids; name "

@@ -115,7 +115,7 @@ def _label_of(profile: Profile, task: str | None) -> Label:
     chosen = task or fits[0]
     if chosen == "values":
         values = profile.finite(profile.first)
-        return Label(name, "values", (), _short(values.mean()), _short(values.std()) or 1.0)
+        return Label(name, "values", (), short(values.mean()), short(values.std()) or 1.0)
     if chosen == "items" or (chosen == "binary" and _is_binary(profile)):
         return Label(name, chosen)
     return Label(name, chosen, tuple(_values(profile)))
@@ -135,7 +135,7 @@ def _tasks(profile: Profile) -> list[Task]:
     if profile.different == 2:
         return ["binary", "values"]
     counts = profile.first_ids.counts
-    even = counts.max() < EVEN * counts.min() and tally.minimum in (0, 1) and not AMOUNT.fullmatch(_plain(profile.name))
+    even = counts.max() < EVEN * counts.min() and tally.minimum in (0, 1) and not AMOUNT.fullmatch(plain(profile.name))
     return ["classes", "values"] if even else ["values", "classes"]
 
 
@@ -182,12 +182,14 @@ def _is_binary(profile: Profile) -> bool:
 
 
 def _named_like_a_label(name: str) -> bool:
-    return LABEL.fullmatch(_plain(name)) is not None
+    return LABEL.fullmatch(plain(name)) is not None
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Returns the name of a column with an underscore for whatever is no letter or digit, as patterns expect."""
     return re.sub(r"\W+", "_", name)
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Returns a number with four digits."""
     return float(f"{value:.4g}")

@@ -144,8 +144,3 @@ def logit(rates: np.ndarray | float) -> np.ndarray:
     """Returns the logits of probabilities, of which 0 and 1 are taken as the nearest that has one."""
     inside = np.clip(rates, LEAST, 1 - LEAST)
     return np.log(inside) - np.log1p(-inside)
-
-
-def lines(options: Iterable[float]) -> str:
-    """Returns numbers in words."""
-    return ", ".join(f"{one:g}" for one in options)

@@ -1,1 +1,1 @@
-"""Computes the parts of a data job: in threads of this process, or on a Spark cluster."""
+"""Computes the parts of a data job: in threads of this process, on a Spark cluster, or by DuckDB."""

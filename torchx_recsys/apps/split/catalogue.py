@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.cuts import SPLIT, Keys
-from torchx_recsys.apps.split.database import Database, kind, name, names
+from torchx_recsys.apps.split.database import kind, name, names
 from torchx_recsys.apps.split.log import ROW, Table, read_table
 from torchx_recsys.apps.split.text_files import Csv
 from trainer.core.errors import InputError

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_recsys.apps.split.database import Database, kind, name, text
+from torchx_recsys.apps.engines.database import Database
+from torchx_recsys.apps.split.database import kind, name, text
 from torchx_recsys.apps.split.log import Table
 from trainer.core.errors import InputError
 

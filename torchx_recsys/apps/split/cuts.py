@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.conditions import shown, value_of
-from torchx_recsys.apps.split.database import Database, kind, name, names
+from torchx_recsys.apps.split.database import kind, name, names
 from torchx_recsys.apps.split.log import ROW, Table
 from trainer.core.console import plural
 from trainer.core.errors import InputError

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.catalogue import TRAIN_ROWS, Known, catalogue_query, columns_of_items, read_known
 from torchx_recsys.apps.split.conditions import read_conditions
 from torchx_recsys.apps.split.cuts import SPLIT, SPLITS, Keys
-from torchx_recsys.apps.split.database import Database, name
+from torchx_recsys.apps.split.database import name
 from torchx_recsys.apps.split.history import make_history
 from torchx_recsys.apps.split.labels import kept_rows, make_events, read_labels
 from torchx_recsys.apps.split.leaks import leaking_columns

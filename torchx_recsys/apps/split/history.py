@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.conditions import Condition, all_of
 from torchx_recsys.apps.split.cuts import Keys
-from torchx_recsys.apps.split.database import Database, name, text
+from torchx_recsys.apps.split.database import name, text
 from torchx_recsys.apps.split.log import ROW
 from torchx_recsys.apps.split.past import Made
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.cuts import SPLIT, Keys
-from torchx_recsys.apps.split.database import Database, kind, name, names
+from torchx_recsys.apps.split.database import kind, name, names
 from torchx_recsys.apps.split.labels import Label
 from torchx_recsys.apps.split.log import ROW, Table
 from trainer.core.console import plural

@@ -8,8 +8,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.engines.source import guess_reader
-from torchx_recsys.apps.split.database import Database, kind, name, texts
+from torchx_recsys.apps.split.database import kind, name, texts
 from torchx_recsys.apps.split.text_files import Csv, read_header, reading, wrong_line
 from trainer.config.data import DataConfig
 from trainer.config.files import CSV_READERS

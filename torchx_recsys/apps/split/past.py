@@ -7,8 +7,9 @@ and would reveal each other's labels.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.cuts import Keys
-from torchx_recsys.apps.split.database import Database, name
+from torchx_recsys.apps.split.database import name
 from torchx_recsys.apps.split.labels import Label
 from torchx_recsys.apps.split.log import ROW
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.conditions import shown
 from torchx_recsys.apps.split.cuts import SPLIT, SPLITS, Keys
-from torchx_recsys.apps.split.database import Database, name
+from torchx_recsys.apps.split.database import name
 from torchx_recsys.apps.split.labels import Label
 from torchx_recsys.apps.split.log import ROW
 

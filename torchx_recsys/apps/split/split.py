@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.split.conditions import whole
 from torchx_recsys.apps.split.cuts import EVENTS, SHARE, Cut, Keys, make_moments
-from torchx_recsys.apps.split.database import MIB_PER_THREAD, Database
+from torchx_recsys.apps.split.database import MIB_PER_THREAD, open_database
 from torchx_recsys.apps.split.events import Events
 from torchx_recsys.apps.split.leaks import shared_knowledge
 from torchx_recsys.apps.split.log import Table, read_table
@@ -110,7 +111,7 @@ def split(
     csv = Csv(whole(columns), delimiter, nulls)
     with TemporaryDirectory() as place, staged(out, Path(place)) as stage:
         folder = Path(place)
-        database = Database(folder, memory_mib, threads)
+        database = open_database(folder, memory_mib, threads)
         log = read_table(database, "--source", source, "log", csv, folder / "source")
         _print_log(database, log)
         keys = _keys(log, user, item, time)

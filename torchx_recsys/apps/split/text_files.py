@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from torchx_recsys.apps.split.database import Database, text, texts
+from torchx_recsys.apps.engines.database import Database
+from torchx_recsys.apps.split.database import text, texts
 from trainer.core.errors import InputError
 
 DELIMITERS = ",;\t|"

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchx_recsys.apps.split.database import Database, text
+from torchx_recsys.apps.engines.database import Database
+from torchx_recsys.apps.split.database import text
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import PARTIAL, Storage, named, open_storage

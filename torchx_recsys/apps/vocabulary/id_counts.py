@@ -7,20 +7,14 @@ rows come from `RowGroupReader`, so that readers, filters and types work as in t
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from trainer.core.errors import InputError, first_line
+from torchx_recsys.apps.engines.database import Database
 from trainer.rules.plain_types import is_string
 
 MIB_PER_THREAD = 64  # with less memory, DuckDB cannot even count in files
-SETTINGS: dict[str, Any] = {
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "arrow_large_buffer_size": True,
-}
 COUNT = "SELECT id, count(*) AS count FROM {ids} WHERE id IS NOT NULL GROUP BY id"
 # The ids of an earlier vocabulary keep their rows, whatever their counts.
 KEEP = """
@@ -41,11 +35,9 @@ class IdCounts:
     """
 
     def __init__(self, read: Callable[[Sequence[str]], Iterable[pa.Array]], folder: Path, memory_mib: int) -> None:
-        self._read, self._memory_mib = read, memory_mib
-        self._database = duckdb.connect(folder / "counts.duckdb", config=SETTINGS | {"temp_directory": str(folder)})
-        ((cores,),) = self._rows("SELECT current_setting('threads')")
-        threads = max(1, min(cores, memory_mib // MIB_PER_THREAD))
-        self._run(f"SET threads = {threads}; SET memory_limit = '{memory_mib}MiB'")
+        settings = {"arrow_large_buffer_size": True}
+        self._read = read
+        self._database = Database(folder, memory_mib, MIB_PER_THREAD, "the ids cannot be counted", settings=settings)
 
     def count(self, name: str, columns: Sequence[str], dtype: pa.DataType) -> None:
         """Counts the ids of columns for a vocabulary; nulls do not count.
@@ -59,7 +51,7 @@ class IdCounts:
         schema = pa.schema([("id", dtype)])
         batches = pa.RecordBatchReader.from_batches(schema, _batches(self._read(columns), schema, failures))
         try:
-            self._run(f"CREATE TABLE {_table('counts', name)} AS {COUNT.format(ids='ids')}", ids=batches)
+            self._database.run(f"CREATE TABLE {_table('counts', name)} AS {COUNT.format(ids='ids')}", ids=batches)
         except duckdb.Error:
             if failures:  # DuckDB passes on only the text of an error
                 raise failures[0] from None
@@ -82,34 +74,18 @@ class IdCounts:
         known = pa.table({"id": earlier, "place": pa.array(range(len(earlier)), pa.int64())})
         most = "ALL" if limit is None else limit
         keep = KEEP.format(counts=counts, earlier="earlier", min_count=min_count, limit=most)
-        self._run(f"CREATE TABLE {kept} AS {keep}", earlier=known)
-        ((distinct, occurrences),), ((many, covered),) = (self._rows(SUMS.format(table=one)) for one in (counts, kept))
+        self._database.run(f"CREATE TABLE {kept} AS {keep}", earlier=known)
+        (distinct, occurrences), (many, covered) = (
+            self._database.row(SUMS.format(table=one)) for one in (counts, kept)
+        )
         return {"distinct": distinct, "kept": many, "occurrences": occurrences, "covered": covered}
 
     def kept(self, name: str) -> pa.RecordBatchReader:
         """Reads the ids that get a row, and their counts, in the order of the rows; as strings if all are text."""
         table = _table("kept", name)
-        of_bytes = self._rows(f"SELECT typeof(id) FROM {table} LIMIT 1") == [("BLOB",)]
-        id = "decode(id) AS id" if of_bytes and self._rows(IS_TEXT.format(kept=table)) == [(True,)] else "id"
-        # sql() streams the rows; execute() would copy all of them.
-        return self._database.sql(f"SELECT {id}, count FROM {table}").to_arrow_reader()
-
-    def _rows(self, query: str) -> list[tuple]:
-        return self._run(query).fetchall()
-
-    def _run(self, query: str, **tables: pa.Table | pa.RecordBatchReader) -> Any:
-        for name, table in tables.items():
-            self._database.register(name, table)
-        try:
-            return self._database.execute(query)
-        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
-            raise InputError(
-                f"--memory-mib is {self._memory_mib}, with which the ids cannot be counted: "
-                f"{first_line(error)}; raise it, or name a directory with more space in TMPDIR"
-            ) from error
-        finally:
-            for name in tables:
-                self._database.unregister(name)
+        of_bytes = self._database.rows(f"SELECT typeof(id) FROM {table} LIMIT 1") == [("BLOB",)]
+        id = "decode(id) AS id" if of_bytes and self._database.rows(IS_TEXT.format(kept=table)) == [(True,)] else "id"
+        return self._database.batches(f"SELECT {id}, count FROM {table}")
 
 
 def plain_ids(ids: pa.Array) -> pa.Array:

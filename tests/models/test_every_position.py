@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from random_network import random_network
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from trainer.config.data import LaneRows
 from trainer.config.root import Config
-from trainer.models.builder import build_model
 from trainer.models.losses import EarlierPairs, LossOverSamples, sampled_softmax
 from trainer.models.sequence_model import EARLIER_PAIRS, ROWS_OF_ITEMS
 
@@ -28,13 +28,7 @@ def network(name, **keys):
     data["catalogue"] = {"items": ["items.parquet"], "id": "item", "negatives": 2}
     model |= {"embedding_dim": DIMENSION, "attention_blocks": 2} | keys
     tasks = {"next": {"label": "click", "loss": "sampled_softmax", "group": "item"}}
-    config = Config.model_validate({"data": data, "model": model, "tasks": tasks})
-    built = build_model(config.data, config.model, config.predictions(), torch.device("cpu")).network
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in built.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=random) / 2)
-    return built
+    return random_network(Config.model_validate({"data": data, "model": model, "tasks": tasks}))
 
 
 def jagged(values, lengths):

@@ -4,11 +4,11 @@ from math import floor, log2
 
 import pytest
 import torch
+from random_network import random_network
 from torch.nn.functional import layer_norm, normalize, silu
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from trainer.config.root import Config
-from trainer.models.builder import build_model
 
 DIMENSION, LONGEST = 4, 12
 LENGTHS = [3, 0, 1, LONGEST, 2, 9, 11]
@@ -34,13 +34,7 @@ def network(retrieves, actions, times, weighted, **keys):
         data["dense"] = {"d0": {}, "d1": {}}
         model["over_layers"] = [5]
     model |= {"name": "hstu", "embedding_dim": DIMENSION, "target": "item", "history": "past"} | keys
-    config = Config.model_validate({"data": data, "model": model, "tasks": tasks})
-    built = build_model(config.data, config.model, config.predictions(), torch.device("cpu")).network
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in built.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=random) / 2)
-    return built
+    return random_network(Config.model_validate({"data": data, "model": model, "tasks": tasks}))
 
 
 def samples(actions):

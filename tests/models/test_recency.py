@@ -4,10 +4,10 @@ from math import floor, log2
 
 import pytest
 import torch
+from random_network import random_network
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from trainer.config.root import Config
-from trainer.models.builder import build_model
 
 DIMENSION, LONGEST = 4, 12
 LENGTHS = [3, 0, 1, LONGEST, 2, 9, 11]
@@ -26,13 +26,7 @@ def network(timed, retrieves):
     tasks = {"next": {"label": "click", "loss": "in_batch_softmax"}} if retrieves else {}
     model |= {"item_features": ["item"], "normalize": False} if retrieves else {"over_layers": [5]}
     data = {"labels": ["click"], "sparse": sparse}
-    config = Config.model_validate({"data": data, "model": model, "tasks": tasks})
-    built = build_model(config.data, config.model, config.predictions(), torch.device("cpu")).network
-    random = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in built.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=random) / 2)
-    return built
+    return random_network(Config.model_validate({"data": data, "model": model, "tasks": tasks}))
 
 
 def interest(weights, history, times):

@@ -33,16 +33,23 @@ def train(cluster):
     return words
 
 
-def test_volcano_runs_it_to_the_end(cluster, torchx, train):
+@pytest.fixture
+def volcano(cluster, torchx, train):
+    """The handle of a job that nothing interrupts, on Volcano, and its run directory."""
     options = ("-cfg", "queue=default", "--workspace", "", "--wait")
-    handle = torchx("run", "-s", "kubernetes", *options, *train("volcano")).stdout.strip()
+    return torchx("run", "-s", "kubernetes", *options, *train("volcano")).stdout.strip(), cluster.image / "runs/volcano"
+
+
+def test_volcano_runs_it_to_the_end(volcano, torchx):
+    handle, run = volcano
     assert "State: SUCCEEDED" in torchx("status", handle).stdout
     assert f"step {STEPS}  saved" in torchx("log", handle).stdout
-    assert len(losses(cluster.image / "runs/volcano")) == STEPS
+    assert len(losses(run)) == STEPS
 
 
 @pytest.mark.more("test_jobset_restarts.py has restarts")
-def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, torchx, train):
+def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, torchx, train, volcano):
+    _, without_eviction = volcano
     handle = torchx("run", "-s", "jobset", *train("jobset")).stdout.strip()
     run = cluster.image / "runs/jobset"
     metrics = run / "metrics.jsonl"
@@ -56,4 +63,4 @@ def test_jobset_goes_on_after_an_eviction_as_if_nothing_had_happened(cluster, to
     assert (answer["state"], answer["num_restarts"]) == ("SUCCEEDED", 1)
     assert answer["msg"] == f"restarts: 1; retries used: 0 of 0; finished at step {STEPS}"
     assert "resumed after step" in torchx("log", handle).stdout
-    assert losses(run) == losses(cluster.image / "runs/volcano")
+    assert losses(run) == losses(without_eviction)

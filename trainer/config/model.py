@@ -24,7 +24,8 @@ USED_BY = {
     ),
     "hstu": (
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
-        *("actions", "history_times", "target_time", "item_features", "normalize", "item_bias", "every_position"),
+        *("actions", "history_times", "target_time", "attention_block"),
+        *("item_features", "normalize", "item_bias", "every_position"),
     ),
     "recency": (
         *("over_layers", "history", "target", "history_times", "target_time"),
@@ -130,6 +131,9 @@ class ModelConfig(Section):
     """Self-attention blocks of sasrec, and units of hstu."""
     attention_heads: pydantic.PositiveInt = 1
     """Heads of each block of sasrec and hstu; they must divide the columns of the table."""
+    attention_block: pydantic.PositiveInt = 256
+    """Tokens whose attention hstu computes at once. Larger blocks need more memory, and another size rounds
+    differently."""
     every_position: bool = False
     """Train sasrec and hstu, where they find the next item, at every position of a history and not only at its end."""
     arguments: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from trainer.models.base import ModelInputs
 from trainer.models.blocked_attention import silu_attention
+from trainer.models.recompute import Recomputable
 from trainer.models.sequence_model import (
     TIME_BUCKETS,
     SequenceModel,
@@ -21,7 +22,7 @@ from trainer.models.sequence_model import (
 )
 
 
-class TransductionUnit(nn.Module):
+class TransductionUnit(Recomputable):
     """Gated attention without a softmax: the sum of the weights is the strength of an interest.
 
     Args:

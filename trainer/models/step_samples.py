@@ -4,7 +4,7 @@ The step says it before each forward, in place of an argument to every module.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,25 @@ class StepSamples(nn.Module):
         if not (self._layers and self.training):
             yield
             return
-        whole, self.keys = self.keys, self.keys[torch.from_numpy(places).to(self.keys.device)]
-        try:
+        with _Keys(self, self.keys[torch.from_numpy(places).to(self.keys.device)]):
             yield
-        finally:
-            self.keys = whole
+
+    def now_and_later(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Returns a block for now, and one in which the networks compute the samples of now, any number of times."""
+        return nullcontext(), _Keys(self, self.keys)
+
+
+class _Keys(AbstractContextManager[None]):
+    """A block with other keys of samples."""
+
+    def __init__(self, samples: StepSamples, keys: Tensor) -> None:
+        self._samples, self._keys, self._before = samples, keys, keys
+
+    def __enter__(self) -> None:
+        self._before, self._samples.keys = self._samples.keys, self._keys
+
+    def __exit__(self, *_: object) -> None:
+        self._samples.keys = self._before
 
 
 def samples_of(model: nn.Module) -> StepSamples:

@@ -9,6 +9,8 @@ from trainer.config.tasks import TaskConfig
 from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
 
+OF_TARGET = ("target_attributes", "context", "target_time")  # features of single ids
+
 
 def check_model(
     model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig], train: TrainConfig, losses: int
@@ -66,14 +68,18 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
     if "target" in roles:
         _check_roles(roles, model, data)
     _check_beside_history(model, data)
+    _check_attributes(model, data)
+    read = {*roles.values(), *model.actions, *model.history_attributes, *model.target_attributes, *model.context}
+    read |= {model.history_times, model.target_time}
     for name in data.raw:
-        if name not in (model.history_times, model.target_time, *data.catalogue.exclude):
+        if name not in (*read, *data.catalogue.exclude):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
-                "with model.name hstu or recency as model.history_times or model.target_time, or leave the feature out"
+                "with model.name hstu, dlrm_hstu or recency as model.history_times or model.target_time, or leave the "
+                "feature out"
             )
     for name in data.sequences:
-        if name not in (*roles.values(), *model.actions):
+        if name not in read:
             readers = ", ".join(reader for reader, keys in USED_BY.items() if "target" in keys)
             what = "as model.target or model.history" if roles else f"with model.name {readers}"
             raise InputError(
@@ -132,32 +138,63 @@ def _check_roles(roles: dict[str, str | None], model: ModelConfig, data: DataCon
 
 
 def _check_beside_history(model: ModelConfig, data: DataConfig) -> None:
-    """Refuses features of hstu that are not what they have to be beside the history."""
+    """Refuses features that are not what they have to be beside the history and the target."""
     if bool(model.history_times) != bool(model.target_time):
         raise InputError(
             f"model.history_times is {model.history_times!r} and model.target_time is {model.target_time!r}; set both "
             "or none"
         )
     longest = data.sequences.get(model.history or "")
+    of_actions = "raw" if model.name == "dlrm_hstu" else "none"
     beside = [
-        *(("actions", name, "none", longest) for name in model.actions),
+        *(("actions", name, of_actions, longest) for name in model.actions),
+        *(("history_attributes", name, "none", longest) for name in model.history_attributes),
+        *(("target_attributes", name, "none", 1) for name in model.target_attributes),
+        *(("context", name, "none", 1) for name in model.context),
         ("history_times", model.history_times, "raw", longest),
         ("target_time", model.target_time, "raw", 1),
     ]
     for key, name, pooling, length in beside:
         if name is None:
             continue
-        if longest is None:
+        if longest is None and key not in OF_TARGET:
             raise InputError(f"model.{key} names '{name}', but model.history is unset; set it")
         if name not in data.sparse:
             raise InputError(f"model.{key} names '{name}', which is no sparse feature{nearest(name, data.sparse)}")
-        alike = () if key == "target_time" else ("keep", "times", "before", "within_seconds")
+        alike = () if key in OF_TARGET else ("keep", "times", "before", "within_seconds")
         rules = {"pooling": pooling, "max_ids": length}
         rules |= {rule: getattr(data.sparse[str(model.history)], rule) for rule in alike}
         for rule, wanted in rules.items():
             if (found := getattr(data.sparse[name], rule)) != wanted:
                 remedy = "leave it out" if wanted is None else f"set it to {wanted!r}"
                 raise InputError(f"data.sparse.{name}.{rule} is {found!r}, but model.{key} names '{name}'; {remedy}")
+
+
+def _check_attributes(model: ModelConfig, data: DataConfig) -> None:
+    """Refuses actions and attributes that dlrm_hstu cannot put into one token with their item."""
+    if model.name != "dlrm_hstu":
+        return
+    if len(model.actions) > 1:
+        raise InputError(
+            f"model.actions is {model.actions}, but model.name 'dlrm_hstu' reads one feature with the sum of bits, one "
+            "for each kind of action; name one"
+        )
+    for name in model.actions:
+        if (rows := data.sparse[name].rows) > 2**model.action_bits:
+            raise InputError(
+                f"model.action_bits is {model.action_bits}, for numbers below {2**model.action_bits}, but data.sparse."
+                f"{name}.rows is {rows}; set one of them"
+            )
+    given = f"model.history_attributes is {model.history_attributes} and model.target_attributes is "
+    given += f"{model.target_attributes}"
+    if model.history and len(model.history_attributes) != len(model.target_attributes):
+        raise InputError(f"{given}; name the same attributes in both")
+    for past, now in zip(model.history_attributes, model.target_attributes, strict=False):
+        if data.table_of(past) != data.table_of(now):
+            raise InputError(
+                f"{given}, but '{past}' has the table '{data.table_of(past)}' and '{now}' the table "
+                f"'{data.table_of(now)}'; name attributes of one table at the same place"
+            )
 
 
 def _check_predictions(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:

@@ -27,6 +27,17 @@ USED_BY = {
         *("actions", "history_times", "target_time", "attention_block"),
         *("item_features", "normalize", "item_bias", "every_position"),
     ),
+    "dlrm_hstu": (
+        *("history", "target", "history_attributes", "target_attributes", "actions", "action_bits", "context"),
+        *(
+            "history_times",
+            "target_time",
+            "attention_blocks",
+            "attention_heads",
+            "attention_block",
+            "attention_divisor",
+        ),
+    ),
     "recency": (
         *("over_layers", "history", "target", "history_times", "target_time"),
         *("item_features", "normalize", "item_bias"),
@@ -58,7 +69,7 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, recency, two_tower
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, dlrm_hstu, recency, two_tower
     (docs/guides/models.md), or package.module:function for a model of your own (see docs/tutorials/your_model.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (docs/guides/tasks.md), or package.module:function over all of them."""
@@ -83,8 +94,8 @@ class ModelConfig(Section):
     """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
     the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Share of the values that each hidden layer, and each block of sasrec and hstu, loses at random in training; in
-    recency, of the items of the history."""
+    """Share of the values that each hidden layer, and each block of sasrec, hstu and dlrm_hstu, loses at random in
+    training; in recency, of the items of the history."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
@@ -111,15 +122,26 @@ class ModelConfig(Section):
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     target: str | None = None
-    """The sparse feature, of pooling none, with the item that din, sasrec, hstu and recency predict the labels of."""
+    """The sparse feature, of pooling none, with the item that din, sasrec, hstu, dlrm_hstu and recency predict the
+    labels of."""
     history: str | None = None
-    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec, hstu and recency. Unset: the
-    same network without a history, to measure what the history adds."""
+    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec, hstu, dlrm_hstu and recency.
+    Unset: the same network without a history, to measure what the history adds."""
     actions: list[str] = []
     """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating; their
-    weights, such as the seconds that the user spent, multiply the embeddings."""
+    weights, such as the seconds that the user spent, multiply the embeddings. In dlrm_hstu, one feature of pooling raw
+    whose numbers are sums of bits, one for each kind of action."""
+    action_bits: pydantic.PositiveInt = 3
+    """Bits of the actions of dlrm_hstu, such as 3 for the numbers up to 7: heard is 1, liked 2 and skipped 4."""
+    history_attributes: list[str] = []
+    """Sparse features, of pooling none, with attributes of each item of dlrm_hstu's history, such as its artist."""
+    target_attributes: list[str] = []
+    """The same attributes of the target, in the same order and tables."""
+    context: list[str] = []
+    """Sparse features, of pooling none and max_ids 1, that dlrm_hstu sees before the history, such as the user."""
     history_times: str | None = None
-    """The sparse feature, of pooling raw, with the second of each item of the history of hstu and recency."""
+    """The sparse feature, of pooling raw, with the second of each item of the history of hstu, dlrm_hstu and
+    recency."""
     target_time: str | None = None
     """The sparse feature, of pooling raw, with the second of the target, or for which the next item is to be found."""
     inner_product: bool = False
@@ -128,12 +150,14 @@ class ModelConfig(Section):
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1
-    """Self-attention blocks of sasrec, and units of hstu."""
+    """Self-attention blocks of sasrec, and units of hstu and dlrm_hstu."""
     attention_heads: pydantic.PositiveInt = 1
-    """Heads of each block of sasrec and hstu; they must divide the columns of the table."""
+    """Heads of each block of sasrec, hstu and dlrm_hstu; they must divide the columns of the table."""
     attention_block: pydantic.PositiveInt = 256
-    """Tokens whose attention hstu computes at once. Larger blocks need more memory, and another size rounds
-    differently."""
+    """Tokens whose attention hstu and dlrm_hstu compute at once. Larger blocks need more memory, and another size
+    rounds differently."""
+    attention_divisor: pydantic.PositiveFloat = 4096.0
+    """What the weights of dlrm_hstu's attention are divided by: a constant, such as the most tokens of a sample."""
     every_position: bool = False
     """Train sasrec and hstu, where they find the next item, at every position of a history and not only at its end."""
     arguments: dict[str, Any] = {}

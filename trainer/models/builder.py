@@ -30,6 +30,7 @@ MODELS = {
     "din": "trainer.models.din:din",
     "sasrec": "trainer.models.sasrec:sasrec",
     "hstu": "trainer.models.hstu:hstu",
+    "dlrm_hstu": "trainer.models.dlrm_hstu:dlrm_hstu",
     "recency": "trainer.models.recency:recency",
     "two_tower": "trainer.models.two_tower:two_tower",
 }
@@ -119,6 +120,6 @@ def build_model_with_loss(
     if config.train.recompute and not recompute_parts(model):
         raise InputError(
             f"train.recompute is true, but model.name '{config.model.name}' has no part that can be computed again; "
-            "leave it out, or use sasrec or hstu"
+            "leave it out, or use sasrec, hstu or dlrm_hstu"
         )
     return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, dtype)

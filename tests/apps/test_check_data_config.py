@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from checked_data import clean_data
 from command import run_trainer, write_config
+from predictions import read
 
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
@@ -385,6 +386,14 @@ def trained(folder, label, *words):
     return tomllib.loads(config.read_text()), next(line for line in lines if line["split"] == "test")
 
 
+def predicted(folder, label):
+    """Returns the values that the best checkpoint of a trained label predicts for the test split, and its rows."""
+    words = ["--out", str(folder / f"run-{label}"), "--checkpoint", "best", "--to", str(folder / f"parts-{label}")]
+    assert trainer(["predict", str(folder / f"{label}.toml"), *words, "--source", str(folder / "test.parquet")]) == 0
+    rows = read(folder / f"parts-{label}")
+    return rows[f"{label}_value"].to_numpy().astype(float), rows
+
+
 @pytest.fixture
 def ratings(tmp_path):
     """The folder of a log of ratings, divided into splits."""
@@ -401,6 +410,8 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert tree["evaluate"] == {"every_steps": 20, "final": "best"}
     assert tree["train"]["stop_early"]["metric"] == tree["checkpoint"]["keep"]["best"] == "rmse"
     assert tree["checkpoint"]["every_steps"] == 20
+    values, rows = predicted(ratings, "rating")
+    assert test["rmse"] == pytest.approx(np.sqrt(np.mean((values - rows["rating"].to_numpy()) ** 2)), rel=1e-5)
 
 
 @pytest.mark.more("values, items and the tutorial train to their end, too")

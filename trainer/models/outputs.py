@@ -48,7 +48,11 @@ def model_outputs(config: Config) -> list[ModelOutput]:
 
 def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> dict[str, Tensor]:
     """Returns the outputs by name, float32, from what a model returns: by name, or `[B, T]` in order."""
-    named = by_name(outputs, predictions)
+    return outputs_by_name(outputs, by_name(outputs, predictions))
+
+
+def outputs_by_name(outputs: list[ModelOutput], named: Predictions) -> dict[str, Tensor]:
+    """Returns the outputs by name from the result of `by_name`, which has values in their unit already."""
     return {output.name: output.compute(named[output.prediction]) for output in outputs}
 
 

@@ -39,9 +39,12 @@ USED_BY = {
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
-OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
+OUTPUTS = {name: ("logit", "value", "log_value") for name in USED_BY} | {
+    "esmm": ("log_probability",),
+    "two_tower": ("vectors",),
+}
 RETRIEVES = ("sasrec", "hstu", "recency")  # what comes next, if model.item_features are given
-OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "vectors"))
+OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "log_value", "vectors"))
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 

@@ -96,7 +96,8 @@ class ModelConfig(Section):
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
-    its columns. Not in the attention of din; sasrec and hstu always normalize their blocks over columns."""
+    its columns. With batch and Adam, set optimizer.dense.eps to 1e-6, or rounding decides on some weights. Not in the
+    attention of din; sasrec and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512

@@ -161,9 +161,13 @@ def _check_beside_history(model: ModelConfig, data: DataConfig) -> None:
             raise InputError(f"model.{key} names '{name}', but model.history is unset; set it")
         if name not in data.sparse:
             raise InputError(f"model.{key} names '{name}', which is no sparse feature{nearest(name, data.sparse)}")
-        alike = () if key in OF_TARGET else ("keep", "times", "before", "within_seconds")
+        alike = () if key in OF_TARGET else ("keep", "times", "before", "within_seconds", "without")
         rules = {"pooling": pooling, "max_ids": length}
-        rules |= {rule: getattr(data.sparse[str(model.history)], rule) for rule in alike}
+        if alike:
+            history = data.sparse[str(model.history)]
+            rules |= {rule: getattr(history, rule) for rule in alike}
+            if history.without:
+                rules["without_in"] = history.without_in or history.column or model.history
         for rule, wanted in rules.items():
             if (found := getattr(data.sparse[name], rule)) != wanted:
                 remedy = "leave it out" if wanted is None else f"set it to {wanted!r}"

@@ -29,14 +29,8 @@ USED_BY = {
     ),
     "dlrm_hstu": (
         *("history", "target", "history_attributes", "target_attributes", "actions", "action_bits", "context"),
-        *(
-            "history_times",
-            "target_time",
-            "attention_blocks",
-            "attention_heads",
-            "attention_block",
-            "attention_divisor",
-        ),
+        *("history_times", "target_time", "attention_blocks", "attention_heads"),
+        *("attention_block", "attention_divisor"),
     ),
     "recency": (
         *("over_layers", "history", "target", "history_times", "target_time"),
@@ -46,9 +40,12 @@ USED_BY = {
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
-OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
+OUTPUTS = {name: ("logit", "value", "log_value") for name in USED_BY} | {
+    "esmm": ("log_probability",),
+    "two_tower": ("vectors",),
+}
 RETRIEVES = ("sasrec", "hstu", "recency")  # what comes next, if model.item_features are given
-OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "vectors"))
+OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "log_value", "vectors"))
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 
@@ -100,7 +97,8 @@ class ModelConfig(Section):
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
-    its columns. Not in the attention of din; sasrec and hstu always normalize their blocks over columns."""
+    its columns. With batch and Adam, set optimizer.dense.eps to 1e-6, or rounding decides on some weights. Not in the
+    attention of din; sasrec and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512

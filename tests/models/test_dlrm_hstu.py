@@ -184,7 +184,7 @@ def test_neighbours_and_their_lengths_change_nothing():
     taken = samples_of(built)
 
     def of(rows):
-        taken.begin(3, 7, rows.start, torch.ones(rows.stop - rows.start))
+        taken.begin(3, 7, torch.arange(rows.start, rows.stop), torch.ones(rows.stop - rows.start))
         return built(*read(*inputs, rows))
 
     together = of(slice(0, len(LENGTHS)))
@@ -200,9 +200,11 @@ def test_parts_that_are_computed_again_change_no_bit():
         built, inputs = random_network(config(dropout=0.4)).double(), samples()
         if recomputed:
             assert recompute_parts(built)
-        samples_of(built).begin(3, 7, 0, torch.ones(len(LENGTHS)))
+        samples_of(built).begin(3, 7, torch.arange(len(LENGTHS)), torch.ones(len(LENGTHS)))
         found = built(*read(*inputs))
-        samples_of(built).begin(3, 8, 0, torch.ones(len(LENGTHS)))  # as another microbatch would
+        samples_of(built).begin(
+            3, 8, torch.arange(len(LENGTHS)), torch.ones(len(LENGTHS))
+        )  # as another microbatch would
         found.square().sum().backward()
         losses.append(found)
         gradients.append([weight.grad for weight in built.parameters()])

@@ -32,9 +32,9 @@ def gradients(model, recompute, backwards):
     if model == "hstu":
         history |= {"rated": sequence(LENGTHS, COLUMNS), "rated.weights": sequence(LENGTHS), "at": sequence(LENGTHS)}
         target.append(sequence(each))
-    samples.begin(3, 7, 0, each)
+    samples.begin(3, 7, torch.arange(len(each)), each)
     loss = network(torch.randn(len(LENGTHS), 2 + COLUMNS, generator=random), target, history).square().sum()
-    samples.begin(3, 8, 0, each)  # as the next microbatch does; not for what is computed again
+    samples.begin(3, 8, torch.arange(len(each)), each)  # as the next microbatch does; not for what is computed again
     for _ in range(backwards):  # as many as there are tasks that model.task_weighting compares
         loss.backward(retain_graph=True)
     return [weight.grad for weight in network.parameters()]

@@ -23,7 +23,10 @@ from torch.nn import functional
 class Bias(Protocol):
     """What is added to the scores of a block, and the weights that it is made of."""
 
-    weights: Sequence[Tensor]
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The weights."""
+        ...
 
     def __call__(self, queries: slice, keys: slice) -> Tensor:
         """Returns the bias between the tokens in these places, `[B or 1, H or 1, n, k]`."""
@@ -83,36 +86,37 @@ def silu_attention(
     heads, asking = queries.shape[1:3]
     options = _Options(divisor, block, scale, bias, heads, keys.shape[2] - asking)
     # In one piece, or the products of each block would copy all keys.
-    flat = [one.flatten(0, 1) for one in (queries, keys, values)]
+    queries, keys, values = (one.flatten(0, 1) for one in (queries, keys, values))
     if asking <= block and queries.dtype == _exact(queries.dtype):
         # Left to autograd, which is faster: a single block keeps about as much as the layers around it.
-        of_block = options.bias_of(slice(0, asking), keys.shape[2])
-        found = _attended(*flat, of_block, scale, divisor, heads)
+        of_block = options.bias_of(slice(0, asking), keys.shape[1])
+        found = _attended(queries, keys, values, of_block, scale, divisor, heads)
     else:
-        found = _in_blocks(options, torch.compiler.is_compiling(), *flat)
+        found = _in_blocks(options, torch.compiler.is_compiling(), queries, keys, values)
     return found.unflatten(0, (-1, heads))
 
 
 # Not in a compiled graph, which would have as many blocks as the first length.
 @torch.compiler.disable
-def _in_blocks(options: _Options, is_compiled: bool, *flat: Tensor) -> Tensor:
+def _in_blocks(options: _Options, is_compiled: bool, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
-        return _forward(options, is_compiled, *flat)
+        return _forward(options, is_compiled, queries, keys, values)
     weights = options.bias.weights if options.bias else ()
-    return _Blocks.apply(options, is_compiled, *flat, *weights)  # pyrefly: ignore[bad-return]
+    return _Blocks.apply(options, is_compiled, queries, keys, values, *weights)  # pyrefly: ignore[bad-return]
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: _Options, is_compiled: bool, *inputs: Tensor) -> Tensor:
+        queries, keys, values, *_ = inputs  # the others are here for their gradients
         ctx.options, ctx.is_compiled = options, is_compiled
-        ctx.save_for_backward(*inputs[:3])
-        return _forward(options, is_compiled, *inputs[:3])
+        ctx.save_for_backward(queries, keys, values)
+        return _forward(options, is_compiled, queries, keys, values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_backward(ctx.options, ctx.is_compiled, *gradients, *ctx.saved_tensors)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        return None, None, *_backward(ctx.options, ctx.is_compiled, gradients[0], *ctx.saved_tensors)
 
 
 def _forward(options: _Options, is_compiled: bool, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ def _backward(
     gradients_of = _maybe_compiled(_gradients, is_compiled)
     gradient = (gradient.to(_exact(gradient.dtype)) / options.divisor).to(queries.dtype)
     totals = [torch.zeros_like(one, dtype=_exact(one.dtype)) for one in (queries, keys, values)]
-    weights = [one for one in options.bias.weights] if options.bias else []
+    weights = [*options.bias.weights] if options.bias else []
     of_weights = [torch.zeros_like(one) for one in weights]
     for here, seen in options.blocks(queries.shape[1]):
         places = here, slice(0, seen), slice(0, seen)

@@ -250,7 +250,7 @@ class DlrmHstu(nn.Module):
         return self.network(torch.cat(parts, dim=1), target, history)
 
 
-def _token_layers(width: int, inputs: ModelInputs) -> nn.Sequential:
+def _token_layers(width: int, inputs: ModelInputs) -> nn.Module:
     columns = sequence_dimension(inputs)
     layers = _layers(width, columns // 2, columns, inputs.device)
     return _started(layers, nn.init.xavier_normal_)

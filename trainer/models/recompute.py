@@ -25,9 +25,14 @@ class Recomputable(nn.Module):
         """Computes the part."""
         if self.contexts is None or not torch.is_grad_enabled():
             return super().__call__(*inputs)
-        # Masks of dropout follow from the samples, so that there is no state of a generator to keep.
-        options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self.contexts}
-        return checkpoint(super().__call__, *inputs, **options)
+        return _recomputed(super().__call__, self.contexts, *inputs)
+
+
+# Graphs take no contexts.
+@torch.compiler.disable
+def _recomputed(part: Callable[..., Any], contexts: Contexts, *inputs: Any) -> Any:
+    # Masks of dropout follow from the samples, so that there is no state of a generator to keep.
+    return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 def recompute_parts(model: nn.Module) -> bool:

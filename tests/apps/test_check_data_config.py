@@ -401,6 +401,9 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert tree["evaluate"] == {"every_steps": 20, "final": "best"}
     assert tree["train"]["stop_early"]["metric"] == tree["checkpoint"]["keep"]["best"] == "rmse"
     assert tree["checkpoint"]["every_steps"] == 20
+    assert tree["optimizer"]["ema"] == {"decay": 0.975, "tables": True}
+    penalties = [tree["optimizer"][part]["weight_decay"] for part in ("sparse", "dense")]
+    assert penalties == [0.001667] * 2  # 3 / 1,800 rows
 
 
 @pytest.mark.more("values, items and the tutorial train to their end, too")

@@ -1,5 +1,6 @@
 """A whole first configuration for guessed data: model, task, optimizers, epochs, evaluations and checkpoints."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training 
 EVALUATIONS = 4  # in an epoch
 PATIENCE = 8  # two epochs: what only two ids together tell is learned late
 LEAST_STEPS, MOST_STEPS = 20, 1000  # between two evaluations
-METRICS = {"binary": "log_loss", "values": "rmse", "classes": "cross_entropy", "items": "mrr"}
+METRICS = {
+    "binary": "log_loss",
+    "values": "rmse",
+    "counts": "poisson_deviance",
+    "classes": "cross_entropy",
+    "items": "mrr",
+}
 WHY = {
     "data": "Batches are small enough for some hundred steps in an epoch.",
     "optimizer.ema": "Evaluations and exports take averages of the weights, over about twice evaluate.every_steps.",
@@ -89,6 +96,9 @@ def _tasks(label: Label, data: Tree) -> Tree:
     task: dict[str, Any] = {}
     if label.task == "values":
         task = {"loss": "squared", "mean": label.mean, "std": label.std, "weight": float(f"{label.std**-2:.4g}")}
+    elif label.task == "counts":
+        mean = label.mean or 1.0
+        task = {"loss": "poisson", "mean": short(math.log(mean)), "weight": short(1 / mean)}
     elif label.task == "classes":
         task = {"loss": "softmax"}
     elif label.task == "items":

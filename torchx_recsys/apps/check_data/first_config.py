@@ -10,7 +10,6 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
 LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
-FEW = 1000  # samples, below which one narrow hidden layer is enough
 PRIOR = 3.0  # L2 penalty of all weights times the samples: like a prior, it is outweighed by more of them
 PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
 UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
@@ -58,8 +57,7 @@ def guess_config(
     elif sum(feature["rows"] for feature in data["sparse"].values()) > LARGE:
         model, optimizer = {"name": "wide_deep"}, _optimizer()
     else:
-        layers = [64, 32] if rows["train"] >= FEW else [16]
-        model = {"name": "wide_deep", "embedding_dim": 16, "over_layers": layers}
+        model = {"name": "wide_deep", "embedding_dim": 16, "over_layers": [64, 32]}
         optimizer = _regularized(rows["train"], course["checkpoint"]["every_steps"])
     return {"data": head | data, "model": model, **_tasks(label, data), "optimizer": optimizer, **course}
 

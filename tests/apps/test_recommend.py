@@ -280,7 +280,22 @@ def ranker(tree, tmp_path_factory):
     return folder / "run"
 
 
-def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
+@pytest.fixture(scope="module")
+def exported_ranker(ranker, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported_ranker")
+    words = ["export", ranker / "config.toml", "--out", ranker, "--to", folder]
+    assert trainer([str(word) for word in words]) == 0
+    return folder
+
+
+def recommend_from(export, data, to, *flags, code=0):
+    """Lists items of an export in this process."""
+    given = ["--source", data / "validation", "--user-column", "user", "--items", data / "items.parquet"]
+    words = ["recommend", "--export", export, *given, *(["--to", to] if to else []), *flags]
+    assert trainer([str(word) for word in words]) == code
+
+
+def test_a_model_of_pairs_scores_all_of_them(data, ranker, exported_ranker, recommend, tmp_path):
     items = data / "items.parquet"
     flags = ("--user-column", "user", "--items", items, "--item-column", "s1", "--seen", data / "train")
     folder, said = recommend(*SMALL, *flags, out=ranker)
@@ -308,6 +323,9 @@ def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
     lists = lists_of(read_lists(folder))
     check(lists, scores, lambda user, item: (user, item) not in seen)
     assert len({tuple(row["item"] for row in rows) for rows in lists.values()}) > 10
+    flags_of_export = (*SMALL, "--item-column", "s1", "--seen", data / "train")
+    recommend_from(exported_ranker, data, tmp_path / "of_export", *flags_of_export)
+    check(lists_of(read_lists(tmp_path / "of_export")), scores, lambda user, item: (user, item) not in seen)
     on_ranks = ["--to", tmp_path / "more", *SMALL, *flags]
     assert run_trainer("recommend", ranker / "config.toml", "--out", ranker, *on_ranks, ranks=2).returncode == 0
     assert read_lists(tmp_path / "more").equals(read_lists(folder))
@@ -347,6 +365,58 @@ def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_pa
     ((_, content),) = served.ask(one, path="/recommend")
     _, said = recommend("--users", newest[0]["user"], to=None)
     assert all(title in said for title in content["lists"]["title"][0])
+
+
+def test_lists_of_an_export_are_those_of_the_run(served, data, by_hand, tmp_path, capfd):
+    seen = {(row["user"], row["s1"]) for row in pq.read_table(data / "train", columns=["user", "s1"]).to_pylist()}
+    flags = (*SMALL, "--seen", data / "train", "--where", "price > 0", "--show", "title", "price")
+    recommend_from(served.export.parent, data, tmp_path / "one", *flags)
+    said, found = capfd.readouterr().out, read_lists(tmp_path / "one")
+    assert "columns of the user: d0, s0, avoided; of the item: price, s1, tags" in said
+    assert "left out: avoided, --seen" in said
+    assert f"step {STEPS}, exported to " in said
+    price = {row["s1"]: row["price"] for row in pq.read_table(data / "items.parquet").to_pylist()}
+    lists, seen = lists_of(found), seen | by_hand[2]
+    assert sorted(lists) == [*range(USERS)]
+    check(lists, by_hand[0], lambda user, item: price[item] > 0 and (user, item) not in seen)
+    assert all(row["price"] == price[row["item"]] for rows in lists.values() for row in rows)
+    given = ["--source", data / "validation", "--user-column", "user", "--items", data / "items.parquet"]
+    words = ["recommend", "--export", served.export, *given, "--to", tmp_path / "two", *flags]
+    assert run_trainer(*words, ranks=2).returncode == 0
+    assert read_lists(tmp_path / "two").equals(found)
+    recommend_from(served.export, data, None, "--users", "5", "--k", "2")
+    assert "recommend --export " in capfd.readouterr().out.splitlines()[-1]
+
+
+WRONG_OF_EXPORT = {
+    "no items": (["--items"], "--items is not given, and an export knows no data"),
+    "no source": (["--source"], "--source is not given, and an export knows no data"),
+    "no users": (["--user-column", "None"], "--user-column is not given"),
+    "a run, too": (["--out", "{run}"], "--out is given, too; name a run or an export"),
+    "a checkpoint, too": (["--checkpoint", "best"], "--checkpoint is given, too; name a run or an export"),
+    "no export": (["--export", "{run}"], "which holds no whole export"),
+    "no such task": (["--task", "sampld"], "--task is 'sampld', which the model does not have"),
+    "queries without a column": (["--source", "{items}", "--user-column", "s1"], "no column 'd0'"),
+    "items without a column": (["--items", "{validation}", "--item-column", "when"], "--items has no column 'tags'"),
+    "a column of another type": (["--source", "{texts}"], "is not an integer"),
+    "neither run nor export": (["--export", "None"], "CONFIG is missing; name a run, or an --export"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OF_EXPORT)
+def test_wrong_input_of_an_export_is_one_line(case, served, data, run, tmp_path, capfd):
+    flags, message = WRONG_OF_EXPORT[case]
+    rows = pq.read_table(data / "validation")
+    place = rows.column_names.index("s0")
+    pq.write_table(rows.set_column(place, "s0", rows["s0"].cast("string")), tmp_path / "texts.parquet")
+    pq.write_table(rows.drop_columns("tags"), tmp_path / "untagged.parquet")
+    paths = {"items": data / "items.parquet", "run": run, "texts": tmp_path / "texts.parquet"}
+    words = [flag.format(**paths, validation=tmp_path / "untagged.parquet") for flag in flags]
+    recommend_from(served.export.parent, data, tmp_path / "lists", *words, code=2)
+    line = capfd.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert message in line
 
 
 def test_an_export_of_vectors_takes_the_columns_of_one_side(served, by_hand):
@@ -415,12 +485,10 @@ def test_items_that_cannot_be_served_are_one_line(served, data, flags, message, 
     assert line.count("\n") == 1
 
 
-def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, tmp_path):
-    words = ["export", ranker / "config.toml", "--out", ranker, "--to", tmp_path / "to"]
-    assert trainer([str(word) for word in words]) == 0
+def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ranker, recommend, tmp_path):
     items = data / "items.parquet"
     flags = ("--items", items, "--item-column", "s1")
-    served = Served(step_directory(tmp_path / "to"), tmp_path, *flags)
+    served = Served(step_directory(exported_ranker), tmp_path, *flags)
     try:
         row = pq.read_table(data / "validation").to_pylist()[-1]
         columns = {name: [row[name]] * 2 for name in ("d0", "s0")}

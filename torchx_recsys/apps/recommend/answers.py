@@ -15,15 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchx_recsys.apps.predict.inference import Predictor
-from torchx_recsys.apps.recommend.inputs import Inputs
 from torchx_recsys.apps.recommend.items import Items
 from torchx_recsys.apps.recommend.queries import USER
 from torchx_recsys.apps.recommend.sides import Sides, decoded, joined, padded, paired
 from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
-from trainer.batches.batch import features_only, to_batch
+from trainer.batches.batch import to_batch
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
-from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.models.outputs import ModelOutput
 from trainer.training.sharded_model import ShardedModel
@@ -50,30 +48,6 @@ class Answers(Protocol):
             excluded: Items to leave out, as for `TopItems.find`.
         """
         ...
-
-
-def answers_of(
-    model: ShardedModel, config: Config, inputs: Inputs, batch_size: int, context: DistributedContext
-) -> Answers:
-    """Returns the way in which a model answers.
-
-    Args:
-        model: The model, inside `averaged()`.
-        config: The configuration.
-        inputs: Users, items and the task.
-        batch_size: Rows that a rank computes at once.
-        context: This process among the ranks.
-    """
-    sides, items, lists = inputs.sides, inputs.items, tuple(inputs.queries.files.files[0].lists)
-    if len(inputs.outputs) == 2:
-        features = (sides.query, sides.item)
-        query, item = (
-            Model(model, output, side, config.data, context)
-            for output, side in zip(inputs.outputs, features, strict=True)
-        )
-        return ByVectors(query, item, items, lists, batch_size, context)
-    scores = Model(model, inputs.outputs[0], features_only(config.data), config.data, context)
-    return ByScores(scores, sides, items, lists, batch_size)
 
 
 class Model:

@@ -1,0 +1,228 @@
+"""Lists by an export: flags name users and items, of which every rank computes its own with a copy of the model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from torchx_recsys.apps.engines.source import guess_reader
+from torchx_recsys.apps.export.load import ColumnError, Model
+from torchx_recsys.apps.export.signature import inputs_of
+from torchx_recsys.apps.export.source import Source
+from torchx_recsys.apps.predict.resume import Record
+from torchx_recsys.apps.recommend.answers import PAIRS, Answers
+from torchx_recsys.apps.recommend.exported import ExportedItems
+from torchx_recsys.apps.recommend.inputs import Arguments, Inputs
+from torchx_recsys.apps.recommend.items import find_items, read_items
+from torchx_recsys.apps.recommend.queries import find_queries
+from torchx_recsys.apps.recommend.seen import find_seen
+from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
+from trainer.batches.batch import features_only
+from trainer.config.data import DataConfig
+from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.errors import InputError, nearest, some_of
+from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.core.timeouts import COLLECTIVE_SECONDS
+
+KEY = "--export"
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportInputs(Inputs):
+    """The data of an answer by an export.
+
+    Attributes:
+        exported: The items as the model takes them.
+    """
+
+    exported: ExportedItems
+
+
+class FromExport:
+    """An export that answers.
+
+    Args:
+        url: The directory of exports, or one step-N of it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._source, self._model = Source(url, compiled=False, key=KEY), None
+        self.timeout_seconds = COLLECTIVE_SECONDS
+
+    def find(self, arguments: Arguments) -> ExportInputs:
+        """Finds users and items for the model, which is loaded; raises InputError."""
+        self._model = self._source.first(follow=False)
+        return find_inputs(self._model.signature, arguments)
+
+    def choose(self, inputs: ExportInputs, to: RunDirectory | None, context: DistributedContext) -> tuple[str, Record]:
+        """Loads the model of the same export on every rank; returns it in words, and what decides the lists."""
+        chain = broadcast_from_rank0(context, lambda: self._source.chain())
+        self._model = self._model or self._source.load(chain)
+        export, step, url = chain[-1], self._model.signature["step"], without_secrets(self._source.url)
+        about = {"step": step, "fingerprint": f"{export.crc32:08x}", "url": url}
+        return f"step {step:,}, exported to {url}", {"checkpoint": about}
+
+    @contextmanager
+    def answering(self, inputs: ExportInputs, batch_size: int, context: DistributedContext) -> Iterator[Answers]:
+        """Holds the model while the block asks."""
+        assert self._model
+        kind = ByExportedVectors if len(inputs.outputs) == 2 else ByExportedScores
+        with _column_errors(inputs.files.key):
+            answers = kind(self._model, inputs.exported, inputs.queries.key, batch_size)
+        yield answers
+
+    def words_of_all(self) -> list[str]:
+        """Returns the words that name the export and a place for the lists of all users."""
+        return [KEY, self._source.url, "--to", "recommendations"]
+
+
+def find_inputs(signature: Mapping[str, Any], arguments: Arguments) -> ExportInputs:
+    """Finds users and items, without computing anything.
+
+    Raises:
+        InputError: A flag is missing, names nothing that is there, or files cannot be used.
+    """
+    for flag, given in (("--items", arguments.items), ("--source", arguments.source)):
+        if not given:
+            what = "a row for each item" if flag == "--items" else "rows of users"
+            raise InputError(f"{flag} is not given, and an export knows no data; name files with {what}")
+    column = arguments.item_column or signature.get("items", {}).get("id")
+    if column is None:
+        raise InputError("--item-column is not given, and the export names none; name the column of the items' ids")
+    files = find_items("--items", arguments.items, column, arguments.show, _reader("--items", arguments.items))
+    items = read_items(files, None, arguments.where)
+    exported = ExportedItems(signature, items, "--items", _output(signature, arguments.task))
+    columns, reader = exported.query_columns, _reader("--source", arguments.source)
+    by = arguments.user_column, arguments.time_column, arguments.users
+    queries = find_queries("--source", arguments.source, reader, columns, *by)
+    had = (queries.column, column)
+    return ExportInputs(
+        arguments=arguments,
+        outputs=exported.outputs,
+        sides=f"columns of the user: {some_of(columns)}; of the item: {some_of(exported.columns)}",
+        queries=queries,
+        columns=columns,
+        files=files,
+        items=items,
+        exclude=exported.seen,
+        features={},
+        seen=find_seen(arguments.seen, had, _reader("--seen", arguments.seen)) if arguments.seen else None,
+        exported=exported,
+    )
+
+
+def _reader(flag: str, patterns: Sequence[str]) -> DataConfig:
+    return features_only(DataConfig(reader=guess_reader(patterns, flag)))
+
+
+def _output(signature: Mapping[str, Any], task: str | None) -> str | None:
+    """Returns the first output of a task."""
+    if task is None:
+        return None
+    found = {output["name"].rpartition("_")[0]: output["name"] for output in reversed(signature["outputs"])}
+    if task not in found:
+        raise InputError(f"--task is '{task}', which the model does not have{nearest(task, found)}")
+    return found[task]
+
+
+@contextmanager
+def _column_errors(where: str) -> Iterator[None]:
+    """Turns a value that the model refuses into an InputError."""
+    try:
+        yield
+    except ColumnError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+class ByExportedVectors:
+    """Finds items by the inner product of the query's and the item's vector; follows `Answers`.
+
+    Args:
+        model: The model.
+        items: The items.
+        source: The flag that named the files of the queries.
+        at_once: Rows that are computed at once.
+    """
+
+    def __init__(self, model: Model, items: ExportedItems, source: str, at_once: int) -> None:
+        self._model, self._items, self._source, self.at_once = model, items, source, at_once
+        vectors = [self._outputs(items.of_items(start, start + at_once))[1] for start in range(0, len(items), at_once)]
+        self._top = TopItems(checked(torch.cat(vectors), "of an item"))
+
+    def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns places of items and scores."""
+        if not len(queries):
+            return torch.empty(0, k, dtype=torch.int64), torch.empty(0, k)
+        with _column_errors(self._source):
+            columns = self._items.of_queries(queries)
+            vectors = self._outputs(columns)[0]
+        return self._top.find(checked(vectors, "of a query"), k, _with_seen(excluded, self._items, columns))
+
+    def _outputs(self, columns: Columns) -> tuple[Tensor, ...]:
+        """Returns the vectors of queries and of items, one of which are meant, for some rows.
+
+        As many rows are computed at once on any number of ranks, as a product of another shape is rounded differently.
+        """
+        rows = _rows(columns)
+        whole = {name: [*values, *values[-1:] * (self.at_once - rows)] for name, values in columns.items()}
+        found = self._model(whole)
+        return tuple(found[name][:rows] for name in self._items.outputs)
+
+
+class ByExportedScores:
+    """Finds items by the scores of all pairs of a query and an item; follows `Answers`.
+
+    The inputs of the items are made once, those of a query once for all items.
+
+    Args:
+        model: The model.
+        items: The items.
+        source: The flag that named the files of the queries.
+        at_once: Pairs that are computed at once.
+    """
+
+    def __init__(self, model: Model, items: ExportedItems, source: str, at_once: int) -> None:
+        self._model, self._items, self._source = model, items, source
+        blocks = (items.of_items(start, start + at_once) for start in range(0, len(items), at_once))
+        self._of_items = [(_rows(block), self._inputs(block)) for block in blocks]
+        self.at_once = max(1, PAIRS // len(items))
+
+    def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns places of items and scores."""
+        columns, scores = self._items.of_queries(queries), [torch.empty(0, len(self._items))]
+        for row in range(len(queries)):
+            with _column_errors(self._source):
+                query = self._inputs({name: values[row : row + 1] for name, values in columns.items()})
+            scores.append(torch.cat([self._scores(query, *block) for block in self._of_items])[None])
+        found = checked(torch.cat(scores), "of a pair")
+        return first_of_all(found, k, _with_seen(excluded, self._items, columns))
+
+    def _inputs(self, columns: Columns) -> dict[str, Tensor]:
+        """Returns the model's inputs that columns of one side become."""
+        names, rows = {one["name"] for one in self._model.signature["columns"]}, _rows(columns)
+        inputs = self._model.inputs(columns | {name: [None] * rows for name in names - columns.keys()})
+        columns_of_side = [one for one in self._model.signature["columns"] if one["name"] in columns]
+        own = {entry["name"] for column in columns_of_side for entry in inputs_of(column)}
+        return {name: one for name, one in inputs.items() if name in own}
+
+    def _scores(self, query: dict[str, Tensor], number: int, items: dict[str, Tensor]) -> Tensor:
+        """Returns the scores of one query with a block of items; ids of lists and rows alike are repeated for each."""
+        names = (entry["name"] for entry in self._model.signature["inputs"])
+        inputs = {name: items[name] if name in items else query[name].repeat(number) for name in names}
+        return self._model.run(inputs)[self._items.outputs[0]]
+
+
+def _rows(columns: Columns) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def _with_seen(excluded: Tensor, items: ExportedItems, columns: Columns) -> Tensor:
+    """Returns items to leave out together with those that queries have had by their own columns."""
+    pairs = torch.tensor(items.excluded(columns, []), dtype=torch.int64)
+    return torch.cat([excluded, pairs.view(-1, 2)])

@@ -14,7 +14,7 @@ from endpoint import Served
 from exported import step_directory
 from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
-from sequences import retrieval_config, write_histories
+from sequences import items_of, retrieval_config, write_histories
 
 from torchx_recsys.apps.recommend.top import NO_SCORE, TopItems
 from trainer.__main__ import main as trainer
@@ -503,7 +503,7 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ra
     assert listed == [str(item) for item in first]
 
 
-@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+@pytest.mark.parametrize("model", ["sasrec", "hstu", "recency"])
 def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     histories = write_histories(tmp_path / "data", 300)
     rows = pq.read_table(histories)
@@ -536,3 +536,19 @@ def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     lists = lists_of(pa.concat_tables([pq.read_table(part) for part in folder.glob("*.parquet")]))
     assert lists.keys() == newest.keys()
     check(lists, scores, k=10)
+    if model == "recency":  # of the others, tests/apps/test_export.py
+        words = ["export", tmp_path / "run/config.toml", "--out", tmp_path / "run", "--to", tmp_path / "exported"]
+        assert trainer([str(word) for word in words]) == 0
+        flags = [
+            "--source",
+            histories,
+            "--user-column",
+            "user",
+            "--items",
+            items_of(histories),
+            "--to",
+            tmp_path / "of",
+        ]
+        words = ["recommend", "--export", tmp_path / "exported", *flags, "--k", "10"]
+        assert trainer([str(word) for word in words]) == 0
+        check(lists_of(pq.read_table(tmp_path / "of/part-00000-of-00001.parquet")), scores, k=10)

@@ -109,7 +109,7 @@ def check(lists, scores, allowed=lambda user, item: True, k=K):
         np.testing.assert_allclose([row["score"] for row in rows], scores[user][items], atol=1e-6)
 
 
-def test_lists_are_those_of_float64_for_every_user_once(recommend, by_hand, monkeypatch):
+def test_lists_are_those_of_float64_for_every_user_once(run, recommend, by_hand, monkeypatch):
     monkeypatch.setattr("torchx_recsys.apps.predict.inference.INTERVAL_SECONDS", 0.0)
     folder, said = recommend(*SMALL)
     found = read_lists(folder)
@@ -131,6 +131,10 @@ def test_lists_are_those_of_float64_for_every_user_once(recommend, by_hand, monk
     assert f"\nuser {first}\n" in said
     assert lists[first][0]["title"] in said
     assert said.splitlines()[-1].startswith("Next: ")
+    page = (run / "run.html").read_text()
+    assert f"<h2>Recommended, at step {STEPS}</h2>" in page
+    assert page.count("<h3>user ") == 3
+    assert f"<td>{lists[first][-1]['title']}</td>" in page
 
 
 def read_lists(folder):

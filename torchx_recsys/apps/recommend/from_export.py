@@ -77,6 +77,9 @@ class FromExport:
             answers = kind(self._model, inputs.exported, inputs.queries.key, batch_size)
         yield answers
 
+    def keep(self, lists: pa.Table) -> None:
+        """Keeps nothing: an export has no page."""
+
     def words_of_all(self) -> list[str]:
         """Returns the words that name the export and a place for the lists of all users."""
         return [KEY, self._source.url, "--to", "recommendations"]

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from torchx_recsys.apps.predict.predict import model_fingerprint
 from torchx_recsys.apps.predict.resume import Record, choose_checkpoint, in_words, record_of_checkpoint
 from torchx_recsys.apps.recommend.answers import Answers, ByScores, ByVectors, Model
 from torchx_recsys.apps.recommend.inputs import Arguments, Inputs
 from torchx_recsys.apps.recommend.items import find_items, read_items
+from torchx_recsys.apps.recommend.lists import rows_for_page
 from torchx_recsys.apps.recommend.queries import find_queries
 from torchx_recsys.apps.recommend.seen import find_seen
 from torchx_recsys.apps.recommend.sides import Sides, sides_of
@@ -19,9 +22,12 @@ from trainer.checkpoint.verify import verify_together
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
-from trainer.core.errors import InputError, nearest
+from trainer.core.errors import InputError, first_line, nearest
 from trainer.core.run_directory import RunDirectory
+from trainer.core.secrets import without_secrets
+from trainer.core.storage import os_errors
 from trainer.data.columns import RecordedTypes
+from trainer.extensions.page.run_page import PAGE, RECOMMENDED, write_page
 from trainer.models.outputs import ModelOutput, outputs_of
 from trainer.training.evaluate import restore_evaluated
 from trainer.training.sharded_model import ShardedModel
@@ -90,6 +96,21 @@ class FromRun:
         model = restore_evaluated(config, self._checkpoint, context)
         with model.averaged():
             yield answers_of(model, config, inputs, batch_size, context)
+
+    def keep(self, lists: pa.Table) -> None:
+        """Writes the lists of the first users to recommended.json of the run, and its page with them.
+
+        The run may be on storage that cannot be written to: then a line says so.
+        """
+        assert self._checkpoint
+        run = RunDirectory(self._out)
+        try:
+            with os_errors():
+                run.write_json(RECOMMENDED, {"step": self._checkpoint.step, "lists": rows_for_page(lists)})
+                write_page(run)
+            print(f"the first lists are shown by {without_secrets(run.url_of(PAGE))}\n")
+        except OSError as error:
+            print(f"the page of the run does not show these lists: {first_line(error)}", flush=True)
 
     def words_of_all(self) -> list[str]:
         """Returns the words that name the run and a place for the lists of all users."""

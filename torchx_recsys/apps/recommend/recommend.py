@@ -145,6 +145,10 @@ class Origin(Protocol[Found]):
         """Holds the model while the block asks."""
         ...
 
+    def keep(self, lists: pa.Table) -> None:
+        """Keeps the lists of the first users where one looks at the model, on rank 0."""
+        ...
+
     def words_of_all(self) -> list[str]:
         """Returns the words of a command that name the model and a place for the lists of all users."""
         ...
@@ -183,7 +187,9 @@ def _write(
             _make(origin, inputs, claim.record["batch_size"], parts, save, context, claim.give_up)
         if context.is_rank0:  # which has made the first part, now or before
             with job.directory.fs.open(job.directory.path(claim.parts.name(0)), "rb") as file:
-                print(f"\n{shown(pq.read_table(file))}\n", flush=True)
+                lists = pq.read_table(file)
+            print(f"\n{shown(lists)}\n", flush=True)
+            origin.keep(lists)
 
 
 def _print(
@@ -198,6 +204,7 @@ def _print(
     )
     if context.is_rank0:
         print(f"\n{shown(found[0], len(inputs.queries))}\n")
+        origin.keep(found[0])
         words = [without_secrets(word) for word in origin.words_of_all()]
         flags = inputs.arguments.words_of_all_users()
         print(next_commands(["python", "-m", "trainer", "recommend", *words, *flags]))

@@ -170,6 +170,7 @@ def recommend(
     where: str | None = None,
     seen: list[str] | None = None,
     task: str | None = None,
+    index: str | None = None,
     export: str | None = None,
     checkpoint: str = "newest",
     users_per_part: int = 1024,
@@ -199,6 +200,8 @@ def recommend(
         seen: Files, globs or directories with users and items to leave out of the users' lists, besides
             data.catalogue.exclude.
         task: Task that scores items; by default the first.
+        index: Index of faiss for a model of vectors, in the words of its index_factory, such as HNSW32; by default all
+            items are compared, and lists are exact.
         export: Directory of exports, or one step-N of it, in place of config and out, a path or an fsspec URL; it needs
             items, source and user_column.
         checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.

@@ -16,6 +16,7 @@ from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
 from sequences import items_of, retrieval_config, write_histories
 
+from torchx_recsys.apps.recommend.approximate import IndexedItems
 from torchx_recsys.apps.recommend.top import NO_SCORE, TopItems
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
@@ -229,7 +230,27 @@ def test_equal_scores_are_in_the_order_of_items_and_bounds_hold():
             assert torch.equal(scores[query], expected[query, order])
 
 
+def test_an_index_finds_items_by_their_exact_scores():
+    random = torch.Generator().manual_seed(0)
+    vectors, queries = (torch.randn(number, 16, generator=random) for number in (3_000, 200))
+    excluded = torch.stack([torch.arange(400) // 2, torch.randint(3_000, (400,), generator=random)], dim=1)
+    places, scores = TopItems(vectors).find(queries, K, excluded)
+    for index, least in (("Flat", 1.0), ("HNSW32;efSearch=200", 0.95), ("IVF16,Flat;nprobe=16", 1.0)):
+        found, exact = IndexedItems(vectors, index).find(queries, K, excluded)
+        same = (found[:, :, None] == places[:, None]).any(2)
+        assert same.double().mean() >= least
+        assert not (found[excluded[:, 0]] == excluded[:, 1:]).any()
+        wide = (queries.double()[:, None] * vectors[found].double()).sum(2)
+        assert torch.equal(exact, wide.float())
+    assert torch.equal(scores, TopItems(vectors).find(queries, K, excluded)[1])
+    few, of_few = IndexedItems(vectors, "IVF1000,Flat;nprobe=1").find(queries, K, excluded)
+    assert (of_few == NO_SCORE).any()
+    assert ((few >= 0) | (of_few == NO_SCORE)).all()
+
+
 WRONG = {
+    "no index": (["--index", "Flot"], "--index is 'Flot', of which faiss makes no index: could not parse"),
+    "no parameter": (["--index", "HNSW32;nproob=3"], "of which faiss makes no index: could not set parameter nproob"),
     "no users and no directory": (["--to", "None"], "--to is not given; name a directory for the lists of all users"),
     "no items at all": (["--k", "0"], "--k is 0"),
     "no such user": (["--users", "7", "900"], "--users has '900', of whom data.validation has no row"),
@@ -329,6 +350,7 @@ def test_a_model_of_pairs_scores_all_of_them(data, ranker, exported_ranker, reco
     assert len({tuple(row["item"] for row in rows) for rows in lists.values()}) > 10
     flags_of_export = (*SMALL, "--item-column", "s1", "--seen", data / "train")
     recommend_from(exported_ranker, data, tmp_path / "of_export", *flags_of_export)
+    recommend_from(exported_ranker, data, None, *flags_of_export, "--users", "1", "--index", "Flat", code=2)
     check(lists_of(read_lists(tmp_path / "of_export")), scores, lambda user, item: (user, item) not in seen)
     on_ranks = ["--to", tmp_path / "more", *SMALL, *flags]
     assert run_trainer("recommend", ranker / "config.toml", "--out", ranker, *on_ranks, ranks=2).returncode == 0
@@ -388,6 +410,8 @@ def test_lists_of_an_export_are_those_of_the_run(served, data, by_hand, tmp_path
     words = ["recommend", "--export", served.export, *given, "--to", tmp_path / "two", *flags]
     assert run_trainer(*words, ranks=2).returncode == 0
     assert read_lists(tmp_path / "two").equals(found)
+    recommend_from(served.export.parent, data, tmp_path / "flat", *flags, "--index", "Flat")
+    assert read_lists(tmp_path / "flat").equals(found)
     recommend_from(served.export, data, None, "--users", "5", "--k", "2")
     assert "recommend --export " in capfd.readouterr().out.splitlines()[-1]
 

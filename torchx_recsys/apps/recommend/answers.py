@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchx_recsys.apps.predict.inference import Predictor
+from torchx_recsys.apps.recommend.approximate import search_of
 from torchx_recsys.apps.recommend.items import Items
 from torchx_recsys.apps.recommend.queries import USER
 from torchx_recsys.apps.recommend.sides import Sides, decoded, joined, padded, paired
-from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
+from torchx_recsys.apps.recommend.top import checked, first_of_all
 from trainer.batches.batch import to_batch
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
@@ -87,14 +88,22 @@ class ByVectors:
         items: The items.
         lists: The features of queries that are lists.
         at_once: Rows that a rank computes at once.
+        index: An index of faiss to search. Unset: all items are compared.
         context: This process among the ranks.
     """
 
     def __init__(
-        self, query: Model, item: Model, items: Items, lists: tuple[str, ...], at_once: int, context: DistributedContext
+        self,
+        query: Model,
+        item: Model,
+        items: Items,
+        lists: tuple[str, ...],
+        at_once: int,
+        index: str | None,
+        context: DistributedContext,
     ) -> None:
         self._query, self._lists, self.at_once, self._device = query, lists, at_once, context.device
-        self._top = TopItems(checked(_item_vectors(item, items, at_once, context), "of an item"))
+        self._top = search_of(checked(_item_vectors(item, items, at_once, context), "of an item"), index)
 
     def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
         """Returns places of items and scores."""

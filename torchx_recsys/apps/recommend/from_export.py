@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from torchx_recsys.apps.engines.source import guess_reader
-from torchx_recsys.apps.export.load import ColumnError, Model
+from torchx_recsys.apps.export.load import ColumnError, Export, Model
 from torchx_recsys.apps.export.signature import inputs_of
 from torchx_recsys.apps.export.source import Source
 from torchx_recsys.apps.predict.resume import Record
 from torchx_recsys.apps.recommend.answers import PAIRS, Answers
+from torchx_recsys.apps.recommend.approximate import check_index, search_of
 from torchx_recsys.apps.recommend.exported import ExportedItems
 from torchx_recsys.apps.recommend.inputs import Arguments, Inputs
 from torchx_recsys.apps.recommend.items import find_items, read_items
 from torchx_recsys.apps.recommend.queries import find_queries
 from torchx_recsys.apps.recommend.seen import find_seen
-from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
+from torchx_recsys.apps.recommend.top import checked, first_of_all
 from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
@@ -52,29 +53,42 @@ class FromExport:
     """
 
     def __init__(self, url: str) -> None:
-        self._source, self._model = Source(url, compiled=False, key=KEY), None
+        self._source = Source(url, compiled=False, key=KEY)
+        self._model: Model | None = None
         self.timeout_seconds = COLLECTIVE_SECONDS
 
     def find(self, arguments: Arguments) -> ExportInputs:
         """Finds users and items for the model, which is loaded; raises InputError."""
-        self._model = self._source.first(follow=False)
-        return find_inputs(self._model.signature, arguments)
+        self._model = model = self._source.first(follow=False)
+        return find_inputs(model.signature, arguments)
 
     def choose(self, inputs: ExportInputs, to: RunDirectory | None, context: DistributedContext) -> tuple[str, Record]:
         """Loads the model of the same export on every rank; returns it in words, and what decides the lists."""
-        chain = broadcast_from_rank0(context, lambda: self._source.chain())
-        self._model = self._model or self._source.load(chain)
-        export, step, url = chain[-1], self._model.signature["step"], without_secrets(self._source.url)
-        about = {"step": step, "fingerprint": f"{export.crc32:08x}", "url": url}
+        chain = broadcast_from_rank0(context, self._chain)
+        self._model = model = self._model or self._source.load(chain)
+        step, url = model.signature["step"], without_secrets(self._source.url)
+        about = {"step": step, "fingerprint": f"{chain[-1].crc32:08x}", "url": url}
         return f"step {step:,}, exported to {url}", {"checkpoint": about}
+
+    def _chain(self) -> list[Export]:
+        """Returns the chain of the export that rank 0 has loaded."""
+        chain = self._source.chain()
+        if self._model and chain[-1].crc32 != self._model.export.crc32:
+            raise InputError(
+                f"{KEY} is '{self._source.url}', where another export became current just now; start again"
+            )
+        return chain
 
     @contextmanager
     def answering(self, inputs: ExportInputs, batch_size: int, context: DistributedContext) -> Iterator[Answers]:
         """Holds the model while the block asks."""
         assert self._model
-        kind = ByExportedVectors if len(inputs.outputs) == 2 else ByExportedScores
+        given = self._model, inputs.exported, inputs.queries.key, batch_size
         with _column_errors(inputs.files.key):
-            answers = kind(self._model, inputs.exported, inputs.queries.key, batch_size)
+            if len(inputs.outputs) == 2:
+                answers = ByExportedVectors(*given, inputs.arguments.index)
+            else:
+                answers = ByExportedScores(*given)
         yield answers
 
     def keep(self, lists: pa.Table) -> None:
@@ -101,6 +115,7 @@ def find_inputs(signature: Mapping[str, Any], arguments: Arguments) -> ExportInp
     files = find_items("--items", arguments.items, column, arguments.show, _reader("--items", arguments.items))
     items = read_items(files, None, arguments.where)
     exported = ExportedItems(signature, items, "--items", _output(signature, arguments.task))
+    check_index(arguments.index, len(exported.outputs) == 2)
     columns, reader = exported.query_columns, _reader("--source", arguments.source)
     by = arguments.user_column, arguments.time_column, arguments.users
     queries = find_queries("--source", arguments.source, reader, columns, *by)
@@ -151,12 +166,13 @@ class ByExportedVectors:
         items: The items.
         source: The flag that named the files of the queries.
         at_once: Rows that are computed at once.
+        index: An index of faiss to search. Unset: all items are compared.
     """
 
-    def __init__(self, model: Model, items: ExportedItems, source: str, at_once: int) -> None:
+    def __init__(self, model: Model, items: ExportedItems, source: str, at_once: int, index: str | None) -> None:
         self._model, self._items, self._source, self.at_once = model, items, source, at_once
         vectors = [self._outputs(items.of_items(start, start + at_once))[1] for start in range(0, len(items), at_once)]
-        self._top = TopItems(checked(torch.cat(vectors), "of an item"))
+        self._top = search_of(checked(torch.cat(vectors), "of an item"), index)
 
     def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
         """Returns places of items and scores."""

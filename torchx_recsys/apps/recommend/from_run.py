@@ -9,6 +9,7 @@ import pyarrow as pa
 from torchx_recsys.apps.predict.predict import model_fingerprint
 from torchx_recsys.apps.predict.resume import Record, choose_checkpoint, in_words, record_of_checkpoint
 from torchx_recsys.apps.recommend.answers import Answers, ByScores, ByVectors, Model
+from torchx_recsys.apps.recommend.approximate import check_index
 from torchx_recsys.apps.recommend.inputs import Arguments, Inputs
 from torchx_recsys.apps.recommend.items import find_items, read_items
 from torchx_recsys.apps.recommend.lists import rows_for_page
@@ -137,7 +138,7 @@ def answers_of(
             Model(model, output, side, config.data, context)
             for output, side in zip(inputs.found, features, strict=True)
         )
-        return ByVectors(query, item, items, lists, batch_size, context)
+        return ByVectors(query, item, items, lists, batch_size, inputs.arguments.index, context)
     scores = Model(model, inputs.found[0], features_only(config.data), config.data, context)
     return ByScores(scores, sides, items, lists, batch_size)
 
@@ -150,6 +151,7 @@ def find_inputs(config: Config, arguments: Arguments) -> RunInputs:
     """
     data = config.data
     outputs = _outputs(config, arguments.task)
+    check_index(arguments.index, len(outputs) == 2)
     key, patterns = _named("items", arguments.items, "data.catalogue.items", data.catalogue.items)
     column = arguments.item_column or data.catalogue.id
     if column is None:

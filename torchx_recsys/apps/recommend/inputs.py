@@ -26,6 +26,7 @@ class Arguments:
     where: str | None
     seen: tuple[str, ...]
     task: str | None
+    index: str | None
 
     def words_of_all_users(self) -> list[str]:
         """Returns the flags as they are typed, but for the users."""
@@ -91,4 +92,5 @@ class Inputs:
             "show": [*self.files.show],
             "task": [*self.outputs],
             "k": arguments.k,
+            "index": arguments.index,
         }

@@ -46,6 +46,7 @@ def recommend(
     where: str | None = None,
     seen: tuple[str, ...] = (),
     task: str | None = None,
+    index: str | None = None,
     export: str | None = None,
     checkpoint: str = NEWEST,
     users_per_part: pydantic.PositiveInt = 1024,
@@ -54,7 +55,8 @@ def recommend(
     """Lists the top k items for users. CONFIG is a TOML file, such as RUN_DIR/config.toml, unless --export is given.
 
     A model of vectors compares each user with all items, any other model scores all pairs of a user and an item. The
-    lists are exact; of equal scores the smaller id comes first. Those of the first users are printed.
+    lists are exact, unless --index is given; of equal scores the smaller id comes first. Those of the first users are
+    printed.
 
     TO/part-00000-of-00002.parquet and so on have the columns user, rank, item, score and those to show. As with
     `predict`, an interrupted job continues when it is started again.
@@ -74,6 +76,8 @@ def recommend(
         where: Condition on the columns of the items, as in SQL, such as "year >= 1990".
         seen: Files, globs or directories with users and items to leave out, besides data.catalogue.exclude.
         task: Task that scores items. Unset: the first.
+        index: An index of faiss for a model of vectors, in the words of its index_factory, then parameters of search:
+            "HNSW32;efSearch=200"; lists are no longer exact. Unset: all items are compared.
         export: The directory of exports, or one step-N of it, any fsspec URL, in place of CONFIG and --out. It needs
             --items, --source and --user-column.
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
@@ -96,6 +100,7 @@ def recommend(
         where=where,
         seen=seen,
         task=task,
+        index=index,
     )
     sizes = {"rows_per_part": users_per_part, "batch_size": batch_size}
     origin = _origin(config, out, export, checkpoint)

@@ -295,12 +295,13 @@ def test_wrong_input_is_one_line(case, data, run, tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def ranker(tree, tmp_path_factory):
-    """A run of a model that scores pairs, with a cross of a column of the user and one of the item."""
+    """A run of a model that scores pairs, with a cross of columns of both sides, and a list without the item."""
     folder = tmp_path_factory.mktemp("ranker")
     ours = tree | {"model": {"embedding_dim": 16, "dense_layers": [8], "over_layers": [8]}, "tasks": {}}
     cross = {"columns": ["s0", "s1"], "rows": 50, "ids": "hash"}
     sparse = {name: feature for name, feature in tree["data"]["sparse"].items() if name != "had"}
-    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": sparse | {"both": cross}}
+    past = {"column": "avoided", "rows": 1_000, "without": "s1"}
+    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": sparse | {"both": cross, "past": past}}
     launch([{"config": ours, "out": str(folder / "run")}], 1, folder)
     return folder / "run"
 
@@ -324,7 +325,7 @@ def test_a_model_of_pairs_scores_all_of_them(data, ranker, exported_ranker, reco
     items = data / "items.parquet"
     flags = ("--user-column", "user", "--items", items, "--item-column", "s1", "--seen", data / "train")
     folder, said = recommend(*SMALL, *flags, out=ranker)
-    assert "features of the user: d0, s0; of the item: price, s1, tags, both" in said
+    assert "features of the user: d0, s0; of the item: price, s1, tags, both, past" in said
     newest = {row["user"]: row for row in pq.read_table(data / "validation").to_pylist()}
     pairs = [row | item for row in newest.values() for item in pq.read_table(items).to_pylist()]
     pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
@@ -519,7 +520,7 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ra
     served = Served(step_directory(exported_ranker), tmp_path, *flags)
     try:
         row = pq.read_table(data / "validation").to_pylist()[-1]
-        columns = {name: [row[name]] * 2 for name in ("d0", "s0")}
+        columns = {name: [row[name]] * 2 for name in ("d0", "s0", "avoided")}
         ((status, content),) = served.ask({"columns": columns, "k": 4}, path="/recommend")
         _, said = recommend("--user-column", "user", *flags, "--k", "4", "--users", row["user"], to=None, out=ranker)
     finally:

@@ -197,7 +197,8 @@ class ByExportedVectors:
 class ByExportedScores:
     """Finds items by the scores of all pairs of a query and an item; follows `Answers`.
 
-    The inputs of the items are made once, those of a query once for all items.
+    The inputs of the items are made once, those of a query once for all items, but for those of columns of both sides,
+    such as a history without the item of the pair.
 
     Args:
         model: The model.
@@ -208,8 +209,10 @@ class ByExportedScores:
 
     def __init__(self, model: Model, items: ExportedItems, source: str, at_once: int) -> None:
         self._model, self._items, self._source = model, items, source
-        blocks = (items.of_items(start, start + at_once) for start in range(0, len(items), at_once))
-        self._of_items = [(_rows(block), self._inputs(block)) for block in blocks]
+        self._of_both = [column for column in model.signature["columns"] if self._has_both(column)]
+        starts = range(0, len(items), at_once)
+        self._blocks = [(start, min(start + at_once, len(items))) for start in starts]
+        self._of_items = [self._inputs(items.of_items(*block)) for block in self._blocks]
         self.at_once = max(1, PAIRS // len(items))
 
     def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,24 +220,38 @@ class ByExportedScores:
         columns, scores = self._items.of_queries(queries), [torch.empty(0, len(self._items))]
         for row in range(len(queries)):
             with _column_errors(self._source):
-                query = self._inputs({name: values[row : row + 1] for name, values in columns.items()})
-            scores.append(torch.cat([self._scores(query, *block) for block in self._of_items])[None])
+                own = {name: values[row : row + 1] for name, values in columns.items()}
+                inputs, parts = self._inputs(own), zip(self._blocks, self._of_items, strict=True)
+                scores.append(torch.cat([self._scores(own, inputs, *part) for part in parts])[None])
         found = checked(torch.cat(scores), "of a pair")
         return first_of_all(found, k, _with_seen(excluded, self._items, columns))
+
+    def _has_both(self, column: dict[str, Any]) -> bool:
+        names = {column[key] for key in ("name", "ids", "without", "without_in") if column.get(key)}
+        return 0 < len(names.intersection(self._items.columns)) < len(names)
 
     def _inputs(self, columns: Columns) -> dict[str, Tensor]:
         """Returns the model's inputs that columns of one side become."""
         names, rows = {one["name"] for one in self._model.signature["columns"]}, _rows(columns)
         inputs = self._model.inputs(columns | {name: [None] * rows for name in names - columns.keys()})
-        columns_of_side = [one for one in self._model.signature["columns"] if one["name"] in columns]
-        own = {entry["name"] for column in columns_of_side for entry in inputs_of(column)}
-        return {name: one for name, one in inputs.items() if name in own}
+        return _only(inputs, [one for one in self._model.signature["columns"] if one["name"] in columns])
 
-    def _scores(self, query: dict[str, Tensor], number: int, items: dict[str, Tensor]) -> Tensor:
+    def _scores(
+        self, query: Columns, inputs: dict[str, Tensor], block: tuple[int, int], of_items: dict[str, Tensor]
+    ) -> Tensor:
         """Returns the scores of one query with a block of items; ids of lists and rows alike are repeated for each."""
-        names = (entry["name"] for entry in self._model.signature["inputs"])
-        inputs = {name: items[name] if name in items else query[name].repeat(number) for name in names}
-        return self._model.run(inputs)[self._items.outputs[0]]
+        start, stop = block
+        of_pairs = {name: one.repeat(stop - start) for name, one in inputs.items()} | of_items
+        if self._of_both:
+            of_pairs |= _only(self._model.inputs(self._items.of_pairs(query, start, stop)), self._of_both)
+        ordered = {entry["name"]: of_pairs[entry["name"]] for entry in self._model.signature["inputs"]}
+        return self._model.run(ordered)[self._items.outputs[0]]
+
+
+def _only(inputs: dict[str, Tensor], columns: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns the inputs that some columns of a signature become."""
+    names = {entry["name"] for column in columns for entry in inputs_of(column)}
+    return {name: one for name, one in inputs.items() if name in names}
 
 
 def _rows(columns: Columns) -> int:

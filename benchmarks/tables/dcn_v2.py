@@ -48,7 +48,7 @@ def measure(folder: Path, config: Path, out: Path, flags: list[str]) -> Scores:
 
 
 TABLE = Published(
-    source="[DCN-V2](https://arxiv.org/abs/2008.13535)'s protocol on MovieLens-1M",
+    source="[DCN-V2](https://arxiv.org/abs/2008.13535), MovieLens-1M",
     metrics=("AUC", "log loss"),
     rows={
         "DeepFM": (0.8932, 0.3202),

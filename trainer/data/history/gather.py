@@ -1,0 +1,241 @@
+"""Gathers histories: for each sample the last events of its user before its time.
+
+What a sample gets depends on its row and the log alone. So whatever the order of samples, the number of ranks and the
+place where a run was stopped, a sample has the same lists.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.config.history import HistoryConfig
+from trainer.core.errors import InputError
+from trainer.data.history.columns import HistoryColumns
+from trainer.data.history.log import Events
+from trainer.data.readers.base import Column
+from trainer.data.selection import SelectedColumns, check_clauses, meets_all
+from trainer.rules.derived_ids import NO_TIME, are_times, to_seconds
+from trainer.rules.hashing import as_integers
+from trainer.rules.plain_types import SECOND, is_missing, offsets_of, plain_array, to_ids
+
+AT_ONCE = 1 << 22  # events that are chosen from, or read from other storage, at the same time
+KINDS = 64  # largest number of kinds of events that are counted apart
+
+Refuse = Callable[[str, int], NoReturn]
+"""Raises an error about a row."""
+
+
+class Gatherer:
+    """Gathers the lists of samples.
+
+    Args:
+        columns: The lists.
+        versions: The version of the log when the files were listed, first.
+
+    Raises:
+        InputError: The log was replaced since, or the conditions on events do not go with it.
+    """
+
+    def __init__(self, columns: HistoryColumns, versions: Sequence[str]) -> None:
+        self._config, self._log = columns.config, columns.log
+        if versions and versions[0] != self._log.fingerprint:
+            raise InputError(
+                f"the log at {self._log.name} was replaced after the files of the samples were listed; start the job "
+                "again"
+            )
+        check_clauses(self._config.clauses, self._log.name, pa.schema(self._log.types.items()), "data.history.where")
+        chosen_by = [clause.column for clause in self._config.clauses]
+        self._names = list(dict.fromkeys([self._log.time, *self._config.columns.values(), *chosen_by]))
+        if self._config.each:
+            self._names.append(self._config.each)
+
+    def instead(self, names: Iterable[str]) -> list[str]:
+        """Returns the columns to read from the files: users and times in place of the lists."""
+        return [*(name for name in names if name not in self._config.columns), *self._config.reads]
+
+    def beside(self, column: Column, where: Callable[[int], str]) -> Column:
+        """Returns a function for the columns of rows and the lists, which are gathered when the first is read.
+
+        Args:
+            column: Returns a column of the rows.
+            where: Names a row of the file in messages.
+        """
+        if isinstance(column, SelectedColumns):
+            return replace(column, column=self.beside(column.column, lambda row: where(int(column.places[row]))))
+        lock, found = Lock(), dict[str, pa.LargeListArray]()  # several threads may read columns of the same rows
+
+        def refuse(message: str, row: int) -> NoReturn:
+            raise InputError(f"{where(row)}, {message}")
+
+        def read(name: str) -> pa.ChunkedArray:
+            if name not in self._config.columns:
+                return column(name)
+            with lock:
+                if not found:
+                    found.update(self._gather(column, refuse))
+            return pa.chunked_array([found[name]])
+
+        return read
+
+    def _gather(self, column: Column, refuse: Refuse) -> dict[str, pa.LargeListArray]:
+        users = to_ids(plain_array(column(str(self._config.user))))
+        now = self._times(plain_array(column(str(self._config.time))), refuse)
+        first, stop = self._log.find(as_integers(users).astype(np.int64))
+        stop = np.where(is_missing(users), first, stop)  # a sample without a user has no history
+        parts = [self._lists(first[part], stop[part], now[part]) for part in self._parts(first, stop)]
+        return {name: pa.concat_arrays([part[name] for part in parts]) for name in self._config.columns}
+
+    def _parts(self, first: np.ndarray, stop: np.ndarray) -> Iterator[slice]:
+        """Yields the rows that are worked on together; all of them if events are only copied from mapped memory."""
+        if self._log.is_mapped and not chooses(self._config):
+            yield slice(0, len(first))
+            return
+        upto, begin = np.cumsum(stop - first), 0
+        while begin < max(1, len(first)):
+            before = upto[begin - 1] if begin else 0
+            end = max(begin + 1, int(np.searchsorted(upto, before + AT_ONCE, side="right")))
+            yield slice(begin, end)
+            begin = end
+
+    def _lists(self, first: np.ndarray, stop: np.ndarray, now: np.ndarray) -> dict[str, pa.LargeListArray]:
+        events = self._log.events(first, stop, self._names)
+        stop = first_not_before(_integers(events.columns[self._log.time]), events.first, events.stop, now)
+        events = Events(events.columns, events.first, stop)
+        if chooses(self._config):
+            chosen = choose(events, self._config)
+            taken = {name: chosen.of(events.columns[of]) for name, of in self._config.columns.items()}
+        else:
+            sizes = np.minimum(stop - events.first, self._config.length)
+            taken = {name: slices(events.columns[of], stop - sizes, sizes) for name, of in self._config.columns.items()}
+        return {name: _decoded(lists) for name, lists in taken.items()}
+
+    def _times(self, array: pa.Array, refuse: Refuse) -> np.ndarray:
+        """Returns the times of samples in the log's unit, rounded up: what is before them stays before them, `[R]`."""
+        name, missing = self._config.time, is_missing(array)
+        if missing.any():
+            refuse(f"column '{name}': null is not allowed for the time of a sample", int(missing.argmax()))
+        log = SECOND[self._log.about["time"]["unit"]]
+        if pa.types.is_timestamp(array.type):
+            ticks, here = array.cast(pa.int64()).to_numpy(zero_copy_only=False), SECOND[array.type.unit]
+        else:
+            (ticks, _), here = to_seconds(array), 1
+            if pa.types.is_integer(array.type) and not (good := are_times(ticks, missing)).all():
+                refuse(f"column '{name}': {ticks[good.argmin()]} {NO_TIME}", int(good.argmin()))
+        if log < here:
+            return -(-ticks // (here // log))
+        most = np.iinfo(np.int64).max // (log // here)
+        return np.clip(ticks, -most, most) * (log // here)
+
+
+def chooses(config: HistoryConfig) -> bool:
+    """Returns whether a history is other than the last events as they come."""
+    return bool(config.where or config.each or config.among)
+
+
+def first_not_before(times: np.ndarray, first: np.ndarray, stop: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """Returns the place of the first event that is not before `now`, `[R]`, by binary search in each range.
+
+    Args:
+        times: The times of events, in order within a range.
+        first: Where each range begins, `[R]`.
+        stop: Where it ends, `[R]`.
+        now: The time to find, `[R]`.
+    """
+    low, high = first.copy(), stop.copy()
+    rows = np.flatnonzero(low < high)
+    while len(rows):
+        middle = (low[rows] + high[rows]) >> 1
+        is_before = times[middle] < now[rows]
+        low[rows] = np.where(is_before, middle + 1, low[rows])
+        high[rows] = np.where(is_before, high[rows], middle)
+        rows = rows[low[rows] < high[rows]]
+    return low
+
+
+def slices(column: pa.Array, starts: np.ndarray, sizes: np.ndarray) -> pa.LargeListArray:
+    """Returns ranges of a column as lists, `[R]`."""
+    if not sizes.any():
+        return pa.LargeListArray.from_arrays(offsets_of(sizes), column[:0])
+    # Arrow copies range by range. NumPy would need the place of each element, and twice the time for long ranges.
+    views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(sizes), column)
+    return pa.LargeListArray.from_arrays(offsets_of(sizes), views.flatten())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The events of histories, sample after sample.
+
+    Attributes:
+        places: Their places, `[N]`.
+        sizes: The number of events of each sample, `[R]`.
+    """
+
+    places: np.ndarray
+    sizes: np.ndarray
+
+    def of(self, column: pa.Array) -> pa.LargeListArray:
+        """Returns the values of a column as lists, `[R]`."""
+        return pa.LargeListArray.from_arrays(offsets_of(self.sizes), column.take(pa.array(self.places)))
+
+
+def choose(events: Events, config: HistoryConfig) -> Chosen:
+    """Chooses the last events that meet conditions, of each kind apart if `each` is set.
+
+    Args:
+        events: The events; `stop` is where those before a sample's time end.
+        config: What to choose.
+    """
+    # A user of several samples is looked at once, up to the latest of them: users lie one after the other from here on.
+    begins, users = np.unique(events.first, return_inverse=True)
+    ends = begins.copy()
+    np.maximum.at(ends, users, events.stop)
+    shift = (begins - (np.cumsum(ends - begins) - (ends - begins)))[users]
+    first, stop = events.first - shift, events.stop - shift
+    if config.among:
+        first = np.maximum(first, stop - config.among)
+
+    def column(name: str) -> pa.ChunkedArray:
+        return pa.chunked_array([slices(events.columns[name], begins, ends - begins).values])
+
+    rows = int((ends - begins).sum())
+    meets = meets_all(config.clauses, column, rows)
+    kinds = _kinds(column(config.each), config.each) if config.each else np.zeros(rows, np.int8)
+    starts = np.empty((int(kinds.max(initial=-1)) + 1, len(first)), np.int64)  # by kind: the first event that stays
+    for kind, out in enumerate(starts):
+        of_kind = meets & (kinds == kind)
+        before, places = offsets_of(of_kind), np.append(np.flatnonzero(of_kind), rows)
+        out[:] = places[np.maximum(before[first], before[stop] - config.length)]
+    begin = np.minimum(starts.min(axis=0, initial=rows), stop)
+    sizes = stop - begin
+    sample = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.arange(sizes.sum()) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
+    stays = meets[places] & (places >= starts[kinds[places], sample])
+    sample = sample[stays]
+    return Chosen(places[stays] + shift[sample], np.bincount(sample, minlength=len(sizes)))
+
+
+def _kinds(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """Returns the number of each event's kind."""
+    coded = column.combine_chunks().dictionary_encode()
+    if len(coded.dictionary) > KINDS:
+        raise InputError(
+            f"data.history.each is '{name}', a column of the log with {len(coded.dictionary):,} and more values; name "
+            f"one of at most {KINDS} kinds of events"
+        )
+    return coded.indices.to_numpy()
+
+
+def _decoded(lists: pa.LargeListArray) -> pa.LargeListArray:
+    """Returns lists of text without their dictionary, and other lists as they are."""
+    if not pa.types.is_dictionary(lists.type.value_type):
+        return lists
+    return pa.LargeListArray.from_arrays(lists.offsets, lists.values.dictionary_decode().cast(pa.large_string()))
+
+
+def _integers(column: pa.Array) -> np.ndarray:
+    """Returns times as integers, without a copy."""
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)

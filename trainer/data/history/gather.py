@@ -82,12 +82,39 @@ class Gatherer:
         return read
 
     def _gather(self, column: Column, refuse: Refuse) -> dict[str, pa.LargeListArray]:
-        users = to_ids(plain_array(column(str(self._config.user))))
-        now = self._times(plain_array(column(str(self._config.time))), refuse)
-        first, stop = self._log.find(as_integers(users).astype(np.int64))
-        stop = np.where(is_missing(users), first, stop)  # a sample without a user has no history
-        parts = [self._lists(first[part], stop[part], now[part]) for part in self._parts(first, stop)]
+        users, times = (plain_array(column(name)) for name in self._config.reads)
+        first, stop, now = self._places(users, times, refuse)
+        parts = [self._lists(self._events(first[part], stop[part], now[part])) for part in self._parts(first, stop)]
         return {name: pa.concat_arrays([part[name] for part in parts]) for name in self._config.columns}
+
+    def measure(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> "Measured":
+        """Returns what there is of samples in the log.
+
+        Args:
+            users: The users of samples, `[R]`.
+            times: Their times, `[R]`.
+            refuse: Raises the error of a wrong time.
+        """
+        first, stop, now = self._places(users, times, refuse)
+        found = []
+        for part in self._parts(first, stop):
+            before, upto = (self._events(first[part], stop[part], now[part] + later) for later in (0, 1))
+            (lists, *_) = self._lists(before).values()
+            found.append(
+                (
+                    stop[part] - first[part],
+                    before.stop - before.first,
+                    upto.stop - before.stop,
+                    np.diff(lists.offsets.to_numpy()),
+                )
+            )
+        return Measured(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _places(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns where the events of each sample's user begin and end in the log, and its time, `[R]` each."""
+        now, ids = self._times(times, refuse), to_ids(users)
+        first, stop = self._log.find(as_integers(ids).astype(np.int64))
+        return first, np.where(is_missing(ids), first, stop), now  # a sample without a user has no history
 
     def _parts(self, first: np.ndarray, stop: np.ndarray) -> Iterator[slice]:
         """Yields the rows that are worked on together; all of them if events are only copied from mapped memory."""
@@ -101,16 +128,20 @@ class Gatherer:
             yield slice(begin, end)
             begin = end
 
-    def _lists(self, first: np.ndarray, stop: np.ndarray, now: np.ndarray) -> dict[str, pa.LargeListArray]:
+    def _events(self, first: np.ndarray, stop: np.ndarray, now: np.ndarray) -> Events:
+        """Returns the events of each sample's user before its time."""
         events = self._log.events(first, stop, self._names)
-        stop = first_not_before(_integers(events.columns[self._log.time]), events.first, events.stop, now)
-        events = Events(events.columns, events.first, stop)
+        times = _integers(events.columns[self._log.time])
+        return replace(events, stop=first_not_before(times, events.first, events.stop, now))
+
+    def _lists(self, events: Events) -> dict[str, pa.LargeListArray]:
         if chooses(self._config):
             chosen = choose(events, self._config)
             taken = {name: chosen.of(events.columns[of]) for name, of in self._config.columns.items()}
         else:
-            sizes = np.minimum(stop - events.first, self._config.length)
-            taken = {name: slices(events.columns[of], stop - sizes, sizes) for name, of in self._config.columns.items()}
+            sizes = np.minimum(events.stop - events.first, self._config.length)
+            starts = events.stop - sizes
+            taken = {name: slices(events.columns[of], starts, sizes) for name, of in self._config.columns.items()}
         return {name: _decoded(lists) for name, lists in taken.items()}
 
     def _times(self, array: pa.Array, refuse: Refuse) -> np.ndarray:
@@ -129,6 +160,23 @@ class Gatherer:
             return -(-ticks // (here // log))
         most = np.iinfo(np.int64).max // (log // here)
         return np.clip(ticks, -most, most) * (log // here)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What there is of samples in a log, `[R]` each.
+
+    Attributes:
+        known: Events of the user at any time.
+        before: Those before the sample's time.
+        at: Those at its time, which it does not see.
+        kept: Those in its history.
+    """
+
+    known: np.ndarray
+    before: np.ndarray
+    at: np.ndarray
+    kept: np.ndarray
 
 
 def chooses(config: HistoryConfig) -> bool:

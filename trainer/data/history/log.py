@@ -132,6 +132,13 @@ class EventLog:
         here = (np.cumsum(sizes) - sizes)[places]
         return Events(columns, here, here + sizes[places])
 
+    def places_out_of_order(self) -> np.ndarray:
+        """Returns the places of events that are earlier than the event before of the same user; of a mapped log."""
+        times = np.frombuffer(self._mapped.column(self.time).buffers()[1], np.int64, len(self._mapped))
+        begins = np.zeros(len(times), bool)
+        begins[self._first] = True
+        return np.flatnonzero((np.diff(times, prepend=times[:1]) < 0) & ~begins)
+
     @cached_property
     def _mapped(self) -> pa.RecordBatch:
         with _readable(self.name, EVENTS):

@@ -1,0 +1,113 @@
+"""A run whose histories come from a log is the run with written-out histories: losses, predictions, exports."""
+
+import pyarrow.parquet as pq
+import pytest
+from exported import ask, export
+from history_logs import LISTS, random_events, random_samples, write_events, written_out
+from jobs import launch_rounds, losses
+from predictions import read
+
+from torchx_recsys.apps.sort_log.sort_log import sort_log
+from trainer.__main__ import main as trainer
+
+STEPS = 8
+EVENTS = random_events(300)
+SAMPLES = random_samples(256)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two data sets of the same samples, and the log."""
+    found = tmp_path_factory.mktemp("data")
+    files = write_events(EVENTS, found / "events.parquet")
+    sort_log((*files,), str(found / "log"), "user", "at")
+    pq.write_table(SAMPLES, found / "thin.parquet", row_group_size=32)
+    pq.write_table(written_out(EVENTS, SAMPLES, length=5), found / "fat.parquet", row_group_size=32)
+    return found
+
+
+def config_of(folder, name, **changes):
+    data = {
+        "train": [str(folder / f"{name}.parquet")],
+        "validation": [str(folder / f"{name}.parquet")],
+        "sparse": {
+            "items": {"rows": 50, "pooling": "none", "max_ids": 4},
+            "item": {
+                "rows": 50,
+                "column": "row_id",
+                "ids": "modulo",
+                "table": "items",
+                "pooling": "none",
+                "max_ids": 1,
+            },
+            "kinds": {"rows": 11, "ids": "hash", "weights": "scores"},
+        },
+        "global_batch_size": 16,
+        "shuffle_window_rows": 40,
+        "lanes": 4,
+    }
+    if name == "thin":
+        lists = {one: column for one, column in LISTS.items() if one != "times"}
+        data["history"] = {"log": str(folder / "log"), "user": "who", "time": "now", "length": 5, "columns": lists}
+    return {
+        "data": data,
+        "model": {"name": "din", "target": "item", "history": "items", "embedding_dim": 8, "over_layers": [8]},
+        "train": {"steps": STEPS} | changes,
+        "report": {"interval_steps": 1, "tensorboard": False},
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    """Runs on one and two ranks, one of them stopped in the middle and resumed."""
+    out = tmp_path_factory.mktemp("runs")
+    jobs = [{"config": config_of(folder, name), "out": str(out / name)} for name in ("fat", "thin")]
+    jobs += [{"config": config_of(folder, "thin", steps=steps), "out": str(out / "resumed")} for steps in (3, STEPS)]
+    two = [{"config": config_of(folder, name), "out": str(out / f"{name}-2")} for name in ("fat", "thin")]
+    launch_rounds([(1, jobs), (2, two)], out)
+    return out
+
+
+def test_losses_are_equal_bit_for_bit_also_on_two_ranks_and_resumed(runs):
+    assert losses(runs / "thin") == losses(runs / "fat") == losses(runs / "resumed")
+    assert losses(runs / "thin-2") == losses(runs / "fat-2")
+    evaluated = [(runs / name / "evaluations.jsonl").exists() for name in ("fat", "thin")]
+    assert evaluated[0] == evaluated[1]
+
+
+def predicted(runs, folder, name, *flags):
+    to = runs / f"predicted-{name}{len(flags)}"
+    words = ["predict", runs / name / "config.toml", "--out", runs / name, "--source", folder / f"{name}.parquet"]
+    assert trainer([str(word) for word in [*words, "--to", to, *flags]]) == 0
+    return read(to)
+
+
+def test_predictions_are_equal_and_lists_can_be_kept_beside_them(runs, folder):
+    fat, thin = (predicted(runs, folder, name, "--keep-columns", "row_id", "items") for name in ("fat", "thin"))
+    assert thin.to_pylist() == fat.to_pylist()
+
+
+def test_a_request_to_an_export_carries_its_history(runs, folder):
+    directory = export(runs, "thin", runs / "export")
+    table = pq.read_table(folder / "fat.parquet")
+    columns = {name: table[name].to_pylist() for name in ("items", "row_id", "kinds", "scores")}
+    (answer,) = ask((directory, columns))
+    (name,) = answer
+    expected = predicted(runs, folder, "fat")[name].to_pylist()
+    assert answer[name] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_goes_on_with_a_log_that_continues_and_refuses_another(runs, folder, capfd):
+    files = write_events(EVENTS[:-1], folder / "others.parquet")
+    sort_log((*files,), str(folder / "other"), "user", "at")
+    words = ["train", runs / "resumed/config.toml", "--out", runs / "resumed", "--train.steps", STEPS + 1]
+    moved = (folder / "log").rename(folder / "kept")
+    (folder / "other").rename(folder / "log")
+    try:
+        assert trainer([str(word) for word in words]) == 2
+        error = capfd.readouterr().err
+    finally:
+        (folder / "log").rename(folder / "other")
+        moved.rename(folder / "log")
+    assert "the log of its histories, data.history.log, has other events" in error
+    assert "--data.accept-changed" in error

@@ -71,8 +71,8 @@ def runs(folder, tmp_path_factory):
 def test_losses_are_equal_bit_for_bit_also_on_two_ranks_and_resumed(runs):
     assert losses(runs / "thin") == losses(runs / "fat") == losses(runs / "resumed")
     assert losses(runs / "thin-2") == losses(runs / "fat-2")
-    evaluated = [(runs / name / "evaluations.jsonl").exists() for name in ("fat", "thin")]
-    assert evaluated[0] == evaluated[1]
+    thin, fat = ((runs / name / "evaluations.jsonl").read_text() for name in ("thin", "fat"))
+    assert thin == fat
 
 
 def predicted(runs, folder, name, *flags):

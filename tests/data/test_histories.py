@@ -2,7 +2,7 @@
 
 import uuid
 
-import fsspec
+import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -75,6 +75,12 @@ def log(events, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def stored_log(events, tmp_path_factory):
+    """The log on storage that is not mounted."""
+    return sorted_log(tmp_path_factory.mktemp("stored"), events, f"memory://{uuid.uuid4().hex}/log")
+
+
+@pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     table, file = random_samples(150), tmp_path_factory.mktemp("samples") / "part.parquet"
     pq.write_table(table, file, row_group_size=32)
@@ -83,11 +89,9 @@ def samples(tmp_path_factory):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("where", ["mapped", "ranges"])
-def test_lists_are_those_of_a_plain_loop(where, options, events, log, samples):
+def test_lists_are_those_of_a_plain_loop(where, options, events, log, samples, request):
     table, file = samples
-    if where == "ranges":
-        log, local = f"memory://{uuid.uuid4().hex}", log
-        fsspec.filesystem("memory").put(local, log.removeprefix("memory:/"), recursive=True)
+    log = log if where == "mapped" else request.getfixturevalue("stored_log")
     keys, plain = OPTIONS[options]
     found, expected = rows_of(data_config(file, log, **keys)), written_out(events, table, **plain)
     for name in LISTS:
@@ -165,3 +169,20 @@ def test_lists_are_those_that_a_split_writes(tmp_path):
     column = RowGroupReader(files, config, [*lists, *written]).read(group)
     for ours, theirs in zip(lists, written, strict=True):
         assert plain_array(column(ours)).to_pylist() == plain_array(column(theirs)).to_pylist()
+
+
+def test_users_may_be_text(events, samples, tmp_path):
+    table, _ = samples
+    (file,) = write_events(events, tmp_path / "events.parquet")
+    named = pq.read_table(file)
+    pq.write_table(named.set_column(0, "user", _names(named["user"])), file)
+    sort_log((file,), str(tmp_path / "log"), "user", "at")
+    pq.write_table(table.set_column(0, "who", _names(table["who"])), tmp_path / "part.parquet")
+    found = rows_of(data_config(tmp_path / "part.parquet", str(tmp_path / "log")))
+    expected = written_out(events, table, length=5)
+    for name in LISTS:
+        assert found[name] == expected[name].to_pylist(), name
+
+
+def _names(users):
+    return pa.array([None if one is None else f"user {one}" for one in users.to_pylist()])

@@ -22,7 +22,11 @@ def folder(tmp_path_factory):
     files = write_events(EVENTS, found / "events.parquet")
     sort_log((*files,), str(found / "log"), "user", "at")
     pq.write_table(SAMPLES, found / "thin.parquet", row_group_size=32)
-    pq.write_table(written_out(EVENTS, SAMPLES, length=5), found / "fat.parquet", row_group_size=32)
+    fat = written_out(EVENTS, SAMPLES, length=5)
+    pq.write_table(fat, found / "fat.parquet", row_group_size=32)
+    for day in range(2):
+        for name, table in (("thin", SAMPLES), ("fat", fat)):
+            pq.write_table(table.slice(64 * day, 64), found / f"{name}-{day}.parquet")
     return found
 
 
@@ -57,12 +61,20 @@ def config_of(folder, name, **changes):
     }
 
 
+def days(folder, name):
+    """Returns the configuration of a run over two segments."""
+    config = config_of(folder, name)
+    data = config["data"] | {"train": [], "segments": {"path": str(folder / f"{name}-{{segment}}.parquet")}}
+    return config | {"data": data, "train": {}}
+
+
 @pytest.fixture(scope="module")
 def runs(folder, tmp_path_factory):
     """Runs on one and two ranks, one of them stopped in the middle and resumed."""
     out = tmp_path_factory.mktemp("runs")
     jobs = [{"config": config_of(folder, name), "out": str(out / name)} for name in ("fat", "thin")]
     jobs += [{"config": config_of(folder, "thin", steps=steps), "out": str(out / "resumed")} for steps in (3, STEPS)]
+    jobs += [{"config": days(folder, name), "out": str(out / f"{name}-days")} for name in ("fat", "thin")]
     two = [{"config": config_of(folder, name), "out": str(out / f"{name}-2")} for name in ("fat", "thin")]
     launch_rounds([(1, jobs), (2, two)], out)
     return out
@@ -71,6 +83,8 @@ def runs(folder, tmp_path_factory):
 def test_losses_are_equal_bit_for_bit_also_on_two_ranks_and_resumed(runs):
     assert losses(runs / "thin") == losses(runs / "fat") == losses(runs / "resumed")
     assert losses(runs / "thin-2") == losses(runs / "fat-2")
+    assert losses(runs / "thin-days") == losses(runs / "fat-days")
+    assert len(losses(runs / "thin-days")) == 8
     thin, fat = ((runs / name / "evaluations.jsonl").read_text() for name in ("thin", "fat"))
     assert thin == fat
 

@@ -31,7 +31,7 @@ from trainer.data.row_groups import RowGroupReader
 GUIDE = ROOT / "docs" / "guides" / "long_histories.md"
 LENGTHS = (50, 256, 1024, 4096)
 USERS, EVENTS, ITEMS = 300, 9000, 100_000  # events of each user
-PLACES = 6_000_000  # elements of the lists of a column, for each length
+PLACES = 4_000_000  # elements of the lists of a column, for each length
 REPEATS, LANES, BEGIN = 5, 8, 1_600_000_000
 KINDS = {"like": 0.02, "play": 0.62, "skip": 0.36}
 

@@ -98,6 +98,18 @@ def test_lists_are_those_of_a_plain_loop(where, options, events, log, samples, r
         assert found[name] == expected[name].to_pylist(), name
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_planted_leak_is_in_no_history(options, events, samples, tmp_path):
+    table, file = samples
+    rows = [row for row in table.select(["who", "now"]).to_pylist() if row["who"] is not None]
+    own = [{"user": row["who"], "item": 7, "kind": "play", "score": 0.5} for row in rows]
+    planted = [event | {"at": row["now"] + later} for event, row in zip(own, rows, strict=True) for later in (0, 5)]
+    config = data_config(file, sorted_log(tmp_path, events + planted), **OPTIONS[options][0])
+    times = rows_of(config)["times"]
+    assert sum(map(len, times)) > 100
+    assert all(time < now for past, now in zip(times, table["now"].to_pylist(), strict=True) for time in past)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("options", ["last", "all"])
 def test_batches_equal_those_of_written_out_histories_bit_for_bit(options, ranks, events, log, samples, tmp_path):

@@ -18,7 +18,7 @@ class Ties:
     def __init__(self) -> None:
         self.tied = self.copies = 0
         # Events of the last moment, which may go on: users, times, and hashes of the values.
-        self._open = [np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)]
+        self._open: list[np.ndarray] = [np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)]
 
     def add(self, users: np.ndarray, times: np.ndarray, values: Sequence[np.ndarray]) -> None:
         """Adds the next events: users and times, `[N]` int64, and values of any width, `[N]` each."""

@@ -100,14 +100,8 @@ class Gatherer:
         for part in self._parts(first, stop):
             before, upto = (self._events(first[part], stop[part], now[part] + later) for later in (0, 1))
             (lists, *_) = self._lists(before).values()
-            found.append(
-                (
-                    stop[part] - first[part],
-                    before.stop - before.first,
-                    upto.stop - before.stop,
-                    np.diff(lists.offsets.to_numpy()),
-                )
-            )
+            kept = np.diff(lists.offsets.to_numpy())
+            found.append((stop[part] - first[part], before.stop - before.first, upto.stop - before.stop, kept))
         return Measured(*map(np.concatenate, zip(*found, strict=True)))
 
     def _places(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,10 +132,10 @@ class Gatherer:
     def _lists(self, events: Events) -> dict[str, pa.LargeListArray]:
         config = self._config
         assert config.length
-        if config.among:
-            events = replace(events, first=np.maximum(events.first, events.stop - config.among))
         if config.where or config.each:
             events = side_by_side(events)
+        if config.among:
+            events = replace(events, first=np.maximum(events.first, events.stop - config.among))
         if config.where:
             events = meeting(events, config.clauses)
         if config.each:

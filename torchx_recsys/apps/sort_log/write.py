@@ -41,7 +41,7 @@ def _digest_of(texts: pa.Array) -> str:
     digest = hashlib.blake2b(digest_size=16)
     if len(texts):
         offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
-        digest.update(np.diff(offsets))
+        digest.update(np.diff(offsets).tobytes())
         digest.update(memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]])
     return digest.hexdigest()
 

@@ -39,9 +39,12 @@ USED_BY = {
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
-OUTPUTS = {name: ("logit", "value") for name in USED_BY} | {"esmm": ("log_probability",), "two_tower": ("vectors",)}
+OUTPUTS = {name: ("logit", "value", "log_value") for name in USED_BY} | {
+    "esmm": ("log_probability",),
+    "two_tower": ("vectors",),
+}
 RETRIEVES = ("sasrec", "hstu", "recency")  # what comes next, if model.item_features are given
-OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "vectors"))
+OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "log_value", "vectors"))
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 
@@ -93,7 +96,8 @@ class ModelConfig(Section):
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
-    its columns. Not in the attention of din; sasrec and hstu always normalize their blocks over columns."""
+    its columns. With batch and Adam, set optimizer.dense.eps to 1e-6, or rounding decides on some weights. Not in the
+    attention of din; sasrec and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
@@ -300,9 +304,12 @@ def _check_beside_history(model: ModelConfig, data: DataConfig) -> None:
             raise InputError(f"model.{key} names '{name}', but model.history is unset; set it")
         if name not in data.sparse:
             raise InputError(f"model.{key} names '{name}', which is no sparse feature{nearest(name, data.sparse)}")
-        alike = () if key == "target_time" else ("keep", "times", "before", "within_seconds")
+        alike = () if key == "target_time" else ("keep", "times", "before", "within_seconds", "without")
         rules = {"pooling": pooling, "max_ids": length}
-        rules |= {rule: getattr(data.sparse[str(model.history)], rule) for rule in alike}
+        history = data.sparse[str(model.history)]
+        rules |= {rule: getattr(history, rule) for rule in alike}
+        if alike and history.without:
+            rules["without_in"] = history.without_in or history.column or model.history
         for rule, wanted in rules.items():
             if (found := getattr(data.sparse[name], rule)) != wanted:
                 remedy = "leave it out" if wanted is None else f"set it to {wanted!r}"

@@ -45,20 +45,19 @@ class StepSamples(nn.Module):
         """Has the samples counted in each step."""
         self._counts = True
 
-    def begin(self, seed: int, step: int, first: int, weights: Tensor, world_size: int = 1) -> None:
+    def begin(self, seed: int, step: int, places: Tensor, weights: Tensor, world_size: int = 1) -> None:
         """Says which samples come next.
 
         Args:
             seed: The seed of the run.
             step: The step.
-            first: Place of the first of them in the global batch.
+            places: Their places in the global batch, `[B]` int64.
             weights: Their weights, `[B]`.
             world_size: Number of ranks that compute samples of the same step.
         """
         self._world_size = world_size
         if self._layers:
             (of_step,) = np.random.SeedSequence((seed, step)).generate_state(1, np.uint64).view(np.int64).tolist()
-            places = torch.arange(first, first + len(weights), device=weights.device)
             self.keys = splitmix64(places + of_step).int()
         if self._counts:
             self.counted = (weights > 0).float()

@@ -10,7 +10,7 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
 LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
-PRIOR = 3.0  # L2 penalty of all weights times the samples: like a prior, it is outweighed by more of them
+PRIOR = 0.3  # L2 penalty of all weights times the samples: like a prior, it is outweighed by more of them
 PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
 UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
 STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training takes more, up to so many steps

@@ -139,6 +139,42 @@ def split(
     ...
 
 
+@program("sort-log", choices={"duplicates": ("keep", "drop", "refuse")})
+def sort_log(
+    *args: str,
+    source: list[str],
+    out: str,
+    user: str,
+    time: str,
+    values: list[str] | None = None,
+    where: list[str] | None = None,
+    arrived: str | None = None,
+    duplicates: str = "keep",
+    continues: str | None = None,
+    memory_mib: int = 1024,
+    overwrite: bool = False,
+) -> AppDef:
+    """Sorts a log of events by user and time, so that training gathers histories from it while it reads samples.
+
+    Example: torchx run -s local_cwd data.sort_log --source ratings.csv --out data/log --user user --time timestamp
+
+    Args:
+        args: More arguments of `python -m trainer sort-log`, after `--`.
+        source: The log, CSV, TSV or Parquet: files, globs or directories on any fsspec URL, separated by commas.
+        out: Directory or fsspec URL to write the sorted log to.
+        user: The column of the user.
+        time: The column of an event's time.
+        values: Columns that histories list or choose by, separated by commas; by default all others.
+        where: Conditions that an event must meet, such as "rating >= 4", separated by commas.
+        arrived: The column of the time at which the log had an event, which is the later one's place in histories.
+        duplicates: Of equal events, keep all, drop all but the first, or refuse.
+        continues: A sorted log that this one continues, whose runs go on with this one.
+        memory_mib: Memory of DuckDB in MiB; what does not fit goes to files in the temporary directory.
+        overwrite: Replace a log in OUT.
+    """
+    ...
+
+
 @program("vocabulary")
 def vocabulary(
     *args: str,

@@ -135,6 +135,11 @@ COMMANDS = {
         "--source FILES --out DIR: cut a log of events into train, validation and test, with labels and the past.",
         '--source ratings.csv --out data/mine --time timestamp --label "liked = rating >= 4"',
     ),
+    "sort-log": (
+        "torchx_recsys.apps.sort_log.sort_log:sort_log",
+        "--source FILES --out DIR: sort a log of events by user and time, for histories gathered while reading.",
+        "--source ratings.csv --out data/log --user user --time timestamp --values item rating",
+    ),
     "check-data": (
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",

@@ -66,6 +66,10 @@ COMPONENTS = {
             "1",
         ),
     ],
+    "data.sort_log": [
+        *("--source", "a.csv,b", "--out", "s3://b/log", "--user", "u", "--time", "t", "--values", "i,rating"),
+        *("--where", "rating >= 4,i != null", "--duplicates", "drop", "--", "--threads", "1"),
+    ],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
     "data.check": [
         *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
+from trainer.config.conditions import Clause, Condition, check_conditions, clauses_of
 from trainer.config.features import (
     DenseFeature,
     SparseFeature,
@@ -15,28 +16,10 @@ from trainer.config.features import (
     takes,
 )
 from trainer.config.files import CsvConfig, SegmentsConfig
+from trainer.config.history import HistoryConfig
 from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import MayChange, Section, fixed_values
 from trainer.rules.registry import lists_ids
-
-COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
-Value = str | bool | int | float
-Condition = Annotated[list[Value | list[Value]], pydantic.WithJsonSchema({"type": "condition"})]
-
-
-@dataclass(frozen=True)
-class Clause:
-    """One condition of a filter.
-
-    Attributes:
-        column: The column.
-        comparison: One of COMPARISONS.
-        values: The value to compare with; for `in` and `not in`, all values.
-    """
-
-    column: str
-    comparison: str
-    values: tuple[Value, ...]
 
 
 class SelectConfig(Section):
@@ -54,35 +37,13 @@ class SelectConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _known_comparisons(self) -> Self:
-        for clause in self.filter:
-            _check(clause)
+        check_conditions("data.select.filter", self.filter)
         return self
 
     @property
     def clauses(self) -> list[Clause]:
         """The conditions of the filter."""
-        return [
-            Clause(str(column), str(comparison), tuple(value) if isinstance(value, list) else (value,))
-            for column, comparison, value in self.filter
-        ]
-
-
-def _check(clause: list[Value | list[Value]]) -> None:
-    if len(clause) != 3 or not (isinstance(clause[0], str) and isinstance(clause[1], str)):
-        raise InputError(
-            f"data.select.filter has {clause!r}; a condition is a column, a comparison and a value, such as "
-            "['country', '==', 'DE']"
-        )
-    _, comparison, value = clause
-    if comparison not in COMPARISONS:
-        raise InputError(
-            f"data.select.filter has {clause!r}: no comparison '{comparison}'; known: {', '.join(COMPARISONS)}"
-        )
-    if isinstance(value, list) != comparison.endswith("in"):
-        needs = "a list of values" if comparison.endswith("in") else "one value; use 'in' for several"
-        raise InputError(f"data.select.filter has {clause!r}: '{comparison}' takes {needs}")
-    if value == []:
-        raise InputError(f"data.select.filter has {clause!r}, with an empty list; name at least one value")
+        return clauses_of(self.filter)
 
 
 @dataclass(frozen=True)
@@ -185,6 +146,7 @@ class DataConfig(Section):
     """Dense features by name. A feature reads the column of its name, unless it names another column."""
     sparse: dict[str, SparseFeature] = {}
     """Sparse features by name, in the same way."""
+    history: HistoryConfig = HistoryConfig()
     labels: list[str] = ["label"]
     """Label columns, with values in [0, 1] except numeric_labels. Without [tasks], the model has one output each."""
     numeric_labels: list[str] = []
@@ -220,6 +182,7 @@ class DataConfig(Section):
     def _consistent(self) -> Self:
         self._check_labels()
         self._check_catalogue()
+        self._check_history()
         self.csv.check(self.reader, self.columns)
         if self.select.keep_negatives < 1 and self.labels[0] in self.numeric_labels:
             raise InputError(
@@ -234,6 +197,14 @@ class DataConfig(Section):
             self._check_shared_table(name, feature)
         self._check_balance()
         return self
+
+    def _check_history(self) -> None:
+        for name in self.history.columns:
+            if name not in self.columns:
+                raise InputError(
+                    f"data.history.columns names '{name}', which no feature reads{nearest(name, self.columns)}; name "
+                    "the column of a feature"
+                )
 
     def _check_balance(self) -> None:
         balance, even_steps = self.balance, self.even_steps
@@ -403,4 +374,11 @@ class DataConfig(Section):
         others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives) if name]
         features = [*self.dense.items(), *self.sparse.items()]
         read = [column for name, feature in features for column in columns_of(name, feature)]
-        return list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))
+        found = list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))
+        needed = self.history.reads if self.history.columns.keys() & {*found} else []
+        return list(dict.fromkeys([*found, *needed]))
+
+    @property
+    def columns_of_files(self) -> list[str]:
+        """The columns that training reads from the files of the samples."""
+        return [name for name in self.columns if name not in self.history.columns]

@@ -19,6 +19,7 @@ from trainer.core.storage import os_errors
 from trainer.data.columns import check_alike, check_columns, lists_of, texts_of
 from trainer.data.file_outlines import find_outlines
 from trainer.data.files import DataFiles
+from trainer.data.history.columns import HistoryColumns, history_columns
 from trainer.data.listing import list_patterns
 from trainer.data.readers.base import FileContents, Reader
 from trainer.data.readers.formats import NAMES, format_of_bytes, make_reader
@@ -99,9 +100,18 @@ class FileSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest that changes with the files, their sizes and their row counts."""
+        """A digest that changes with the files, their sizes, their row counts and the log of histories."""
+        return self._digest(self.files.log[:1])
+
+    def was(self, fingerprint: str) -> bool:
+        """Returns whether the rows are those that had a fingerprint; a log of histories may have later events now."""
+        return fingerprint in {
+            self._digest(self.files.log[place : place + 1]) for place in range(len(self.files.log) or 1)
+        }
+
+    def _digest(self, log: tuple[str, ...]) -> str:
         # Not of the contents: reading all data before every resume would take too long.
-        digest = hashlib.sha256()
+        digest = hashlib.sha256("".join(log).encode())
         for number, outline in enumerate(self.files.outline()):
             digest.update((", " if number else "[").encode() + repr(outline)[1:-1].encode())
         digest.update(b"]")
@@ -118,10 +128,13 @@ class FileSet:
     def description(self) -> dict[str, Any]:
         """Returns the description of the data for a checkpoint; `change_since` compares with it."""
         of_files = {"files": self._named()} if len(self.files) <= NAMED_FILES else {}
-        return {"fingerprint": self.fingerprint, **self._totals, **of_files}
+        of_log = {"log": self.files.log[0]} if self.files.log else {}
+        return {"fingerprint": self.fingerprint, **self._totals, **of_files, **of_log}
 
     def change_since(self, saved: dict[str, Any]) -> str:
         """Describes the first change of these files since an earlier `description`."""
+        if saved.get("log", "") not in (self.files.log or [""]):
+            return "the log of its histories, data.history.log, has other events"
         if "files" not in saved:
             return self._change_of_totals(saved)
         before, now = saved["files"], self._named()
@@ -221,7 +234,8 @@ def inspect_files(
     def inspect(url: str) -> FileContents:
         return _inspect(url, url not in irregular, reader)
 
-    files = FileSet(DataFiles.of(find_outlines(key, patterns, listed, config, reader, inspect), names))
+    found = DataFiles.of(find_outlines(key, patterns, listed, config, reader, inspect), names)
+    files = FileSet(_with_histories(found, history_columns(config, names)))
     if files.rows == 0:
         where = without_secrets(", ".join(patterns))
         raise NoRows(f"{key} has no rows in its {plural(len(listed), 'file')} ({where}); nothing to read")
@@ -235,10 +249,25 @@ def check_files(files: FileSet, config: DataConfig) -> FileSet:
         InputError: A column is missing, has an unusable type, or has different types in two files.
     """
     first = {schema: file.name for schema, file in files.files.first_of_schemas().items()}
+    histories = history_columns(config, config.columns)
     for schema, name in first.items():
+        if histories:
+            histories.check(name, schema)
         check_columns(name, schema, config)
     check_alike(config, first)
     return replace(files, files=replace(files.files, lists=lists_of(config, first), texts=texts_of(config, first)))
+
+
+def _with_histories(files: DataFiles, histories: HistoryColumns | None) -> DataFiles:
+    """Returns files with the columns that are gathered from a log."""
+    if not histories:
+        return files
+    of = {file.schema: file.name for file in files.first_of_schemas().values()}
+    layouts = [
+        replace(one, schema=pa.schema([*one.schema, *histories.fields_beside(of[one.schema], one.schema)]))
+        for one in files.layouts
+    ]
+    return replace(files, layouts=tuple(layouts), log=histories.log.versions)
 
 
 def _inspect(url: str, is_regular: bool, reader: Reader) -> FileContents:

@@ -191,12 +191,14 @@ class DataFiles(Sequence[DataFile]):
         layouts: The different layouts.
         lists: The sparse features that are lists of ids.
         texts: The columns of string ids.
+        log: Of the log that some of the columns are gathered from, its version, and those that it continues.
     """
 
     columns: pa.Table
     layouts: tuple[Layout, ...]
     lists: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, outlines: Outlines, names: Collection[str] | None = None) -> "DataFiles":
@@ -265,8 +267,8 @@ class DataFiles(Sequence[DataFile]):
                 for url, size, rows in zip(urls, sizes, groups, strict=True)
             ]
 
-    def _facts(self) -> tuple[tuple[Layout, ...], tuple[str, ...], tuple[str, ...]]:
-        return self.layouts, self.lists, self.texts
+    def _facts(self) -> tuple[tuple, ...]:
+        return self.layouts, self.lists, self.texts, self.log
 
     def _file(self, url: str, size: int, groups: list[int], index: bytes | None, layout: int) -> DataFile:
         of = self.layouts[layout]

@@ -10,13 +10,16 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from trainer.config.data import Clause, DataConfig, SelectConfig
+from trainer.config.conditions import Clause
+from trainer.config.data import DataConfig, SelectConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError, NoRows
 from trainer.core.secrets import without_secrets
 from trainer.data.dataset import FileSet, RowChoice, RowGroup, find_files, readable
 from trainer.data.epoch_order import philox
 from trainer.data.files import DataFile, with_path_columns
+from trainer.data.history.columns import history_columns
+from trainer.data.history.gather import Gatherer
 from trainer.data.listing import list_files
 from trainer.data.readers.base import Column, IndexedReader, PlacedReader, Statistics
 from trainer.data.readers.formats import make_reader
@@ -47,6 +50,8 @@ class RowGroupReader:
         self._files, self._reader = files, make_reader(config)
         self._config, self._columns = config, config.columns if columns is None else [*columns]
         self._indexed = set[int]()  # files whose index was passed to the reader
+        histories = history_columns(config, self._columns)
+        self._gatherer = Gatherer(histories, files.files.log) if histories else None
 
     @property
     def columns_at_once(self) -> bool:
@@ -69,6 +74,8 @@ class RowGroupReader:
         refused = f"{where}: cannot be read"
         given = {one.name: one for one in file.path_columns}
         columns = dict.fromkeys([*self._columns, *selecting_columns(group.choice, self._config)])
+        if self._gatherer:
+            columns = dict.fromkeys(self._gatherer.instead(columns))
         stored = [name for name in columns if name not in given or given[name].in_file]
         with ExitStack() as stack:
             with readable(refused):
@@ -82,7 +89,8 @@ class RowGroupReader:
 
             if given:
                 read = with_path_columns(read, given, file.schema, file.row_groups[group.index], where)
-            yield read if group.choice is None else self._select(read, group, epoch)
+            chosen = read if group.choice is None else self._select(read, group, epoch)
+            yield self._gatherer.beside(chosen, partial(self.where, group)) if self._gatherer else chosen
 
     def _file(self, group: RowGroup) -> DataFile:
         """Returns the file of a row group, and passes its index to the reader the first time."""

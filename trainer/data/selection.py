@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config.data import Clause, DataConfig, Value
+from trainer.config.conditions import Clause, Value
+from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest
 from trainer.data.dataset import RowChoice, RowGroup
 from trainer.data.epoch_order import philox
@@ -33,8 +34,8 @@ COMPARE = {
 NEGATED = {"!=": "==", "not in": "in"}
 
 
-def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> None:
-    """Refuses conditions that do not fit the columns of a file.
+def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema, key: str = "data.select.filter") -> None:
+    """Refuses conditions that do not fit the columns of a file; `key` has the conditions.
 
     Raises:
         InputError: The file lacks a column, or a value is of another type.
@@ -42,16 +43,15 @@ def check_clauses(clauses: Sequence[Clause], file: str, schema: pa.Schema) -> No
     for clause in clauses:
         if clause.column not in schema.names:
             raise InputError(
-                f"{file}: no column '{clause.column}', which data.select.filter names"
-                f"{nearest(clause.column, schema.names)}"
+                f"{file}: no column '{clause.column}', which {key} names{nearest(clause.column, schema.names)}"
             )
         if schema.get_field_index(clause.column) < 0:
-            raise InputError(f"{file}: more than one column '{clause.column}', which data.select.filter names")
+            raise InputError(f"{file}: more than one column '{clause.column}', which {key} names")
         dtype = schema.field(clause.column).type
         for value in clause.values:
             if allowed := _allowed_instead(comparable_type(dtype), value):
                 raise InputError(
-                    f"{file}: data.select.filter compares column '{clause.column}' of type {dtype} with {value!r}; "
+                    f"{file}: {key} compares column '{clause.column}' of type {dtype} with {value!r}; "
                     f"it must be {allowed}"
                 )
 

@@ -172,7 +172,7 @@ def check_start(start: Checkpoint, lanes: int, config: Config, files: FileSet | 
         raise InputError(
             f"data.lanes is {lanes}, but the checkpoint at {start.url} was made with {saved['lanes']}; leave it unset"
         )
-    if files and files.fingerprint != saved["data"]["fingerprint"] and not config.data.accept_changed:
+    if files and not files.was(saved["data"]["fingerprint"]) and not config.data.accept_changed:
         raise InputError(
             f"the training data changed since the checkpoint at {start.url}: {files.change_since(saved['data'])}; "
             "--data.accept-changed True resumes from the same step"

@@ -8,6 +8,7 @@ from torchx_recsys.apps.check_data import (
     history_checks,
     id_checks,
     label_checks,
+    log_checks,
     row_checks,
     text_checks,
     time_checks,
@@ -62,6 +63,8 @@ CHECKS: tuple[Check, ...] = (
     time_checks.check_young_labels,
     history_checks.check_late_actions,
     history_checks.check_own_ids,
+    log_checks.check_log,
+    log_checks.check_gathered,
 )
 """All checks of what was read; `--checks` adds one's own."""
 

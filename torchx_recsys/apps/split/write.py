@@ -3,7 +3,7 @@
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,14 @@ LAST_FIRST = ("test", "validation", "items.parquet", "train", SUMMARY)
 """The order in which files reach an object store. Without train, nothing takes the data set for whole."""
 
 
-def refuse_other_files(out: str, overwrite: bool) -> None:
+def refuse_other_files(out: str, overwrite: bool, mark: str = SUMMARY, what: str = "data set") -> None:
     """Refuses to replace a data set without `--overwrite`, and anything else in any case.
+
+    Args:
+        out: The directory to write.
+        overwrite: Whether a data set may be replaced.
+        mark: The file that marks one.
+        what: What it is, for messages.
 
     Raises:
         InputError: There are files that may not be replaced, or the storage cannot be used.
@@ -32,27 +38,27 @@ def refuse_other_files(out: str, overwrite: bool) -> None:
         fs, path = open_storage(out)
         fs.refuse_read_only()
         is_file, there = fs.isfile(path), fs.exists(path) and bool(fs.ls(path, detail=False))
-        is_ours = there and not is_file and fs.exists(f"{path}/{SUMMARY}")
+        is_ours = there and not is_file and fs.exists(f"{path}/{mark}")
     if is_file:
         raise InputError(f"--out is '{without_secrets(out)}', a file; name a directory")
     if there and not is_ours:
         raise InputError(
-            f"--out is '{without_secrets(out)}', which holds files but no {SUMMARY}; name an empty directory "
-            "or a new one"
+            f"--out is '{without_secrets(out)}', which holds files but no {mark}; name an empty directory or a new one"
         )
     if there and not overwrite:
         raise InputError(
-            f"--out would replace the data set in '{without_secrets(out)}'; name another directory, or add --overwrite"
+            f"--out would replace the {what} in '{without_secrets(out)}'; name another directory, or add --overwrite"
         )
 
 
 @contextmanager
-def staged(out: str, folder: Path) -> Iterator[Path]:
+def staged(out: str, folder: Path, order: Sequence[str] = LAST_FIRST) -> Iterator[Path]:
     """Yields a local directory whose files are those of `out` once the block ends without an error.
 
     Args:
         out: The directory to write, on any fsspec URL.
         folder: A local directory for what is written elsewhere afterwards.
+        order: The files and directories in the order in which they reach an object store; others come first.
     """
     with named("--out", out):
         fs, path = open_storage(out)
@@ -64,7 +70,7 @@ def staged(out: str, folder: Path) -> Iterator[Path]:
     try:
         yield stage
         with named("--out", out):
-            _rename(stage, Path(path)) if fs.is_local else _upload(stage, fs, path)
+            _rename(stage, Path(path)) if fs.is_local else _upload(stage, fs, path, order)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -79,16 +85,14 @@ def _rename(stage: Path, path: Path) -> None:
         stage.rename(path)
 
 
-def _upload(stage: Path, fs: Storage, path: str) -> None:
+def _upload(stage: Path, fs: Storage, path: str, order: Sequence[str]) -> None:
     if fs.exists(path):
         fs.rm(path, recursive=True)
-    for name in LAST_FIRST:
-        files = sorted((stage / name).rglob("*.parquet")) if (stage / name).is_dir() else [stage / name]
-        for file in files:
-            if file.exists():
-                target = f"{path}/{file.relative_to(stage)}"
-                fs.makedirs(target.rpartition("/")[0])
-                fs.upload(str(file), target)
+    names = sorted(file.relative_to(stage) for file in stage.rglob("*") if file.is_file())
+    for name in sorted(names, key=lambda one: order.index(one.parts[0]) if one.parts[0] in order else -1):
+        target = f"{path}/{name}"
+        fs.makedirs(target.rpartition("/")[0])
+        fs.upload(str(stage / name), target)
 
 
 def write_parquet(database: Database, query: str, file: Path) -> None:

@@ -223,6 +223,19 @@ class ProfileConfig(Section):
     """Record allocations as well, with a snapshot of the GPU's memory for pytorch.org/memory_viz; not on a CPU."""
 
 
+class MlperfLogConfig(Section):
+    """MLPerf's log lines in RUN_DIR/mlperf.log. They need data.validation and train.stop_early.target."""
+
+    organization: Annotated[str | None, MayChange] = None
+    """Who submits. Unset: no such log."""
+    benchmark: Annotated[str, MayChange] = "dlrmv4"
+    """The benchmark, as the rules name it."""
+    division: Annotated[Literal["closed", "open"], MayChange] = "closed"
+    """The division of the rules."""
+    platform: Annotated[str | None, MayChange] = None
+    """The system. Unset: the number of ranks and their device."""
+
+
 class ReportConfig(Section):
     """Reports of training, and their interval."""
 
@@ -238,6 +251,7 @@ class ReportConfig(Section):
     """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
     data.train, if there."""
     profile: ProfileConfig = ProfileConfig()
+    mlperf_log: MlperfLogConfig = MlperfLogConfig()
 
     @pydantic.model_validator(mode="after")
     def _histograms_are_written(self) -> Self:

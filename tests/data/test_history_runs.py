@@ -3,8 +3,8 @@
 import pyarrow.parquet as pq
 import pytest
 from exported import ask, export
-from history_logs import LISTS, random_events, random_samples, write_events, written_out
-from jobs import launch_rounds, losses
+from history_logs import BEGIN, LISTS, random_events, random_samples, write_events, written_out
+from jobs import launch, losses
 from predictions import read
 
 from torchx_recsys.apps.sort_log.sort_log import sort_log
@@ -21,12 +21,18 @@ def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("data")
     files = write_events(EVENTS, found / "events.parquet")
     sort_log((*files,), str(found / "log"), "user", "at")
+    files = write_events([*EVENTS, EVENTS[0] | {"at": BEGIN + 10**6}], found / "more.parquet")
+    sort_log((*files,), str(found / "log-2"), "user", "at", continues=str(found / "log"))
     pq.write_table(SAMPLES, found / "thin.parquet", row_group_size=32)
-    pq.write_table(written_out(EVENTS, SAMPLES, length=5), found / "fat.parquet", row_group_size=32)
+    fat = written_out(EVENTS, SAMPLES, length=5)
+    pq.write_table(fat, found / "fat.parquet", row_group_size=32)
+    for day in range(2):
+        for name, table in (("thin", SAMPLES), ("fat", fat)):
+            pq.write_table(table.slice(64 * day, 64), found / f"{name}-{day}.parquet")
     return found
 
 
-def config_of(folder, name, **changes):
+def config_of(folder, name, log="log", **changes):
     data = {
         "train": [str(folder / f"{name}.parquet")],
         "validation": [str(folder / f"{name}.parquet")],
@@ -48,7 +54,7 @@ def config_of(folder, name, **changes):
     }
     if name == "thin":
         lists = {one: column for one, column in LISTS.items() if one != "times"}
-        data["history"] = {"log": str(folder / "log"), "user": "who", "time": "now", "length": 5, "columns": lists}
+        data["history"] = {"log": str(folder / log), "user": "who", "time": "now", "length": 5, "columns": lists}
     return {
         "data": data,
         "model": {"name": "din", "target": "item", "history": "items", "embedding_dim": 8, "over_layers": [8]},
@@ -57,22 +63,37 @@ def config_of(folder, name, **changes):
     }
 
 
+def days(folder, name):
+    """Returns the configuration of a run over two segments."""
+    config = config_of(folder, name)
+    data = config["data"] | {"train": [], "segments": {"path": str(folder / f"{name}-{{segment}}.parquet")}}
+    return config | {"data": data, "train": {}}
+
+
 @pytest.fixture(scope="module")
 def runs(folder, tmp_path_factory):
-    """Runs on one and two ranks, one of them stopped in the middle and resumed."""
+    """Runs of both, one of them stopped in the middle and resumed with a log that has later events."""
     out = tmp_path_factory.mktemp("runs")
     jobs = [{"config": config_of(folder, name), "out": str(out / name)} for name in ("fat", "thin")]
-    jobs += [{"config": config_of(folder, "thin", steps=steps), "out": str(out / "resumed")} for steps in (3, STEPS)]
-    two = [{"config": config_of(folder, name), "out": str(out / f"{name}-2")} for name in ("fat", "thin")]
-    launch_rounds([(1, jobs), (2, two)], out)
+    halves = config_of(folder, "thin", steps=3), config_of(folder, "thin", "log-2", steps=STEPS)
+    jobs += [{"config": half, "out": str(out / "resumed")} for half in halves]
+    jobs += [{"config": days(folder, name), "out": str(out / f"{name}-days")} for name in ("fat", "thin")]
+    launch(jobs, 1, out)
     return out
 
 
-def test_losses_are_equal_bit_for_bit_also_on_two_ranks_and_resumed(runs):
+def test_losses_are_equal_bit_for_bit_also_resumed_and_over_segments(runs):
     assert losses(runs / "thin") == losses(runs / "fat") == losses(runs / "resumed")
-    assert losses(runs / "thin-2") == losses(runs / "fat-2")
-    evaluated = [(runs / name / "evaluations.jsonl").exists() for name in ("fat", "thin")]
-    assert evaluated[0] == evaluated[1]
+    assert losses(runs / "thin-days") == losses(runs / "fat-days")
+    assert len(losses(runs / "thin-days")) == 8
+    thin, fat = ((runs / name / "evaluations.jsonl").read_text() for name in ("thin", "fat"))
+    assert thin == fat
+
+
+@pytest.mark.more("batches are equal on any number of ranks")
+def test_losses_are_equal_on_two_ranks(folder, tmp_path):
+    launch([{"config": config_of(folder, name), "out": str(tmp_path / name)} for name in ("fat", "thin")], 2, tmp_path)
+    assert losses(tmp_path / "thin") == losses(tmp_path / "fat")
 
 
 def predicted(runs, folder, name, *flags):
@@ -87,6 +108,7 @@ def test_predictions_are_equal_and_lists_can_be_kept_beside_them(runs, folder):
     assert thin.to_pylist() == fat.to_pylist()
 
 
+@pytest.mark.more("an export has the columns of the features, wherever they come from")
 def test_a_request_to_an_export_carries_its_history(runs, folder):
     directory = export(runs, "thin", runs / "export")
     table = pq.read_table(folder / "fat.parquet")
@@ -97,17 +119,11 @@ def test_a_request_to_an_export_carries_its_history(runs, folder):
     assert answer[name] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_run_goes_on_with_a_log_that_continues_and_refuses_another(runs, folder, capfd):
+def test_a_run_refuses_a_log_of_other_events(runs, folder, capfd):
     files = write_events(EVENTS[:-1], folder / "others.parquet")
     sort_log((*files,), str(folder / "other"), "user", "at")
-    words = ["train", runs / "resumed/config.toml", "--out", runs / "resumed", "--train.steps", STEPS + 1]
-    moved = (folder / "log").rename(folder / "kept")
-    (folder / "other").rename(folder / "log")
-    try:
-        assert trainer([str(word) for word in words]) == 2
-        error = capfd.readouterr().err
-    finally:
-        (folder / "log").rename(folder / "other")
-        moved.rename(folder / "log")
+    words = ["train", runs / "resumed/config.toml", "--out", runs / "resumed", "--data.history.log", folder / "other"]
+    assert trainer([str(word) for word in [*words, "--train.steps", STEPS + 1]]) == 2
+    error = capfd.readouterr().err
     assert "the log of its histories, data.history.log, has other events" in error
     assert "--data.accept-changed" in error

@@ -14,7 +14,8 @@ import pytest
 from pyarrow import csv
 
 from trainer.batches.loader import Loader
-from trainer.config.data import COMPARISONS, DataConfig
+from trainer.config.conditions import COMPARISONS
+from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes

@@ -361,3 +361,8 @@ class DataConfig(Section):
         found = list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))
         needed = self.history.reads if self.history.columns.keys() & {*found} else []
         return list(dict.fromkeys([*found, *needed]))
+
+    @property
+    def columns_of_files(self) -> list[str]:
+        """The columns that training reads from the files of the samples."""
+        return [name for name in self.columns if name not in self.history.columns]

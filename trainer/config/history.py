@@ -1,12 +1,12 @@
 """Histories that are gathered from a log of events while samples are read."""
 
-from typing import Self
+from typing import Annotated, Self
 
 import pydantic
 
 from trainer.config.conditions import Clause, Condition, check_conditions, clauses_of
 from trainer.core.errors import InputError
-from trainer.core.section import Section
+from trainer.core.section import MayChange, Section
 
 
 class HistoryConfig(Section):
@@ -15,7 +15,7 @@ class HistoryConfig(Section):
     An event is in a history only if its time is before the sample's time; the oldest comes first.
     """
 
-    log: str | None = None
+    log: Annotated[str | None, MayChange] = None
     """Directory that `sort-log` wrote, on any fsspec URL. Unset: lists come from the files of the samples."""
     user: str | None = None
     """Column of the samples with the user, or whatever the log is sorted by. A user without events has empty lists."""

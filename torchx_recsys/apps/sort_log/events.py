@@ -49,6 +49,8 @@ class Events:
 
     Attributes:
         rows: Number of rows of the log.
+        kept: Number of those that count.
+        told: What is to be known of them, a line each.
         user_kind: What users are: integers or strings.
         unit: The unit of times.
         listed: The columns that are kept.
@@ -68,7 +70,7 @@ class Events:
         arrived: str | None,
         duplicates: str,
     ) -> None:
-        self._database, self._log, self._told = database, log, list[str]()
+        self._database, self._log, self.told = database, log, list[str]()
         self._user, self._time = log.column("--user", user), log.column("--time", time)
         self.user_kind = {"integer": "integers", "text": "strings"}.get(kind(log.types[self._user]), "")
         if not self.user_kind:
@@ -81,7 +83,7 @@ class Events:
         self.listed = self._listed(values)
         self._refuse_nulls()
         self._values = {column: self._value(number, column) for number, column in enumerate(self.listed)}
-        self._tell_equal(duplicates)
+        self._make_events(duplicates)
 
     def _moment(self, arrived: str | None) -> tuple[str, str]:
         """Returns the unit of times, and the query of the time that counts."""
@@ -101,7 +103,7 @@ class Events:
                     f"--arrived is '{column}', a column of type {self._log.types[column]}, but --time is of type "
                     f"{dtype}; write both alike"
                 )
-            self._told.append(f"an event that came late is at the time of its '{column}'")
+            self.told.append(f"an event that came late is at the time of its '{column}'")
             query = f"greatest({query}, {name(column)})"  # ignores nulls
         if kind(dtype) == "integer":
             return unit, f"CAST({query} AS BIGINT)"
@@ -124,10 +126,11 @@ class Events:
             )
         if rows == nameless:
             raise InputError(f"--source has no events to sort: {plural(self.rows, 'row')}, of which none counts")
+        self.kept = rows - nameless
         if rows < self.rows:
-            self._told.append(f"left out {plural(self.rows - rows, 'row')} that --where does not want")
+            self.told.append(f"left out {plural(self.rows - rows, 'row')} that --where does not want")
         if nameless:
-            self._told.append(f"left out {plural(nameless, 'event')} without a '{self._user}'")
+            self.told.append(f"left out {plural(nameless, 'event')} without a '{self._user}'")
         self._database.run(f"CREATE VIEW kept AS SELECT * FROM chosen WHERE {user} IS NOT NULL")
 
     def _check_times(self) -> None:
@@ -151,7 +154,7 @@ class Events:
         else:
             others = [one for one in self._log.types if one != self._user]
             found = [one for one in others if kind(self._log.types[one]) not in ("list", "other")]
-            self._told += [f"left out '{one}', of type {self._log.types[one]}" for one in others if one not in found]
+            self.told += [f"left out '{one}', of type {self._log.types[one]}" for one in others if one not in found]
         return [one for one in found if one != self._time]
 
     def _refuse_nulls(self) -> None:
@@ -188,35 +191,12 @@ class Events:
         )
         return Value(f'{table}."#code"', table)
 
-    def _tell_equal(self, duplicates: str) -> None:
-        """Counts events of the same moment, and equal events."""
-        user, values = name(self._user), "".join(f", {name(one)}" for one in self.listed)
-        events = self._database.value("SELECT count(*) FROM kept")
-        moments, different = self._database.row(
-            f'SELECT (SELECT count(*) FROM (SELECT DISTINCT {user}, "#time" FROM kept)), '
-            f'(SELECT count(*) FROM (SELECT DISTINCT {user}, "#time"{values} FROM kept))'
-        )
-        equal = events - different
-        if equal and duplicates == "refuse":
-            raise InputError(
-                f"--duplicates is refuse, and {plural(equal, 'event')} of --source are copies of others in user, time "
-                "and all values; write --duplicates drop or keep"
-            )
-        if equal:
-            done = "dropped" if duplicates == "drop" else "kept; --duplicates drop leaves them out"
-            self._told.append(f"{plural(equal, 'event')} are copies of others in user, time and all values: {done}")
-        if duplicates == "drop" and equal:
-            self._database.run(
-                f"CREATE VIEW events AS SELECT * FROM kept QUALIFY row_number() OVER "
-                f'(PARTITION BY {user}, "#time"{values} ORDER BY {name(ROW)}) = 1'
-            )
-        else:
-            self._database.run("CREATE VIEW events AS SELECT * FROM kept")
-        if tied := (different if duplicates == "drop" else events) - moments:
-            self._told.append(
-                f"{plural(tied, 'event')} are at the time of another event of the user; a sample at that time sees "
-                "none of them"
-            )
+    def _make_events(self, duplicates: str) -> None:
+        """Makes the view of the events to sort; `drop` leaves out copies of an event."""
+        partition = ", ".join([name(self._user), '"#time"', *map(name, self.listed)])
+        first = f"row_number() OVER (PARTITION BY {partition} ORDER BY {name(ROW)}) = 1"
+        only = f" QUALIFY {first}" if duplicates == "drop" else ""
+        self._database.run(f"CREATE VIEW events AS SELECT * FROM kept{only}")
 
     @property
     def time(self) -> str:
@@ -232,10 +212,6 @@ class Events:
     def user(self) -> str:
         """The column of users."""
         return self._user
-
-    def told(self) -> list[str]:
-        """Returns what is to be known of the events, a line each."""
-        return self._told
 
     def sorted(self) -> pa.RecordBatchReader:
         """Streams the events in order: the user, the time, and the values."""

@@ -3,7 +3,7 @@
 python -m trainer sort-log --source ratings.csv --out data/log --user user --time timestamp --values item rating
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -89,11 +89,34 @@ def sort_log(
         about = writer.finish(stage)
         if earlier:
             about["continues"] = _continued(earlier, writer)
-        about |= {"rule": RULE, "source": without_secrets(" ".join(source)), "told": events.told()}
+        told = [*events.told, *_of_equal(events, writer, duplicates)]
+        about |= {"rule": RULE, "source": without_secrets(" ".join(source)), "told": told}
         writer.write_manifest(about, stage)
         database.close()
     _print(about, out, user, time, events.listed)
     return about
+
+
+def _of_equal(events: Events, writer: LogWriter, duplicates: str) -> Iterator[str]:
+    """Yields what is to be known of copies of events, and of events of the same moment.
+
+    Raises:
+        InputError: There are copies, and `duplicates` refuses them.
+    """
+    copies = writer.ties.copies + events.kept - writer.rows
+    if copies and duplicates == "refuse":
+        raise InputError(
+            f"--duplicates is refuse, and {plural(copies, 'event')} of --source are copies of others in user, time and "
+            "all values; write --duplicates drop or keep"
+        )
+    if copies:
+        done = "dropped" if duplicates == "drop" else "kept; --duplicates drop leaves them out"
+        yield f"{plural(copies, 'event')} are copies of others in user, time and all values: {done}"
+    if writer.ties.tied:
+        yield (
+            f"{plural(writer.ties.tied, 'event')} are at the time of another event of the user; a sample at that time "
+            "sees none of them"
+        )
 
 
 def _continued(earlier: EventLog, writer: LogWriter) -> list[str]:

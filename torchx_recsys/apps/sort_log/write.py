@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from torchx_recsys.apps.sort_log.events import Events
+from torchx_recsys.apps.sort_log.ties import Ties
 from trainer.core.errors import InputError
 from trainer.data.history.log import EVENTS, MANIFEST, USERS, VERSION
 from trainer.rules.hashing import as_integers
@@ -42,6 +43,10 @@ class LogWriter:
         events: The events.
         folder: A local directory for columns that are not finished.
         earlier: The last time of a log that this one continues, in the unit of the log.
+
+    Attributes:
+        rows: Events that were written.
+        ties: Counts of those of the same moment.
     """
 
     def __init__(self, events: Events, folder: Path, earlier: int | None) -> None:
@@ -50,7 +55,8 @@ class LogWriter:
         self._types: dict[str, pa.DataType] = {}
         self._keys, self._counts = list[np.ndarray](), list[np.ndarray]()
         self._digests, self._earlier = Digests(), Digests()
-        self._first, self._last, self._rows = np.iinfo(np.int64).max, np.iinfo(np.int64).min, 0
+        self._first, self._last, self.rows = np.iinfo(np.int64).max, np.iinfo(np.int64).min, 0
+        self.ties = Ties()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Writes the next events: the user, the time, and the values."""
@@ -60,22 +66,26 @@ class LogWriter:
         self._keys.append(keys[begins])
         self._counts.append(np.diff(np.append(begins, len(keys))))
         self._first, self._last = min(self._first, int(ticks.min())), max(self._last, int(ticks.max()))
-        self._rows += len(keys)
+        self.rows += len(keys)
         stays = None if self._last_of_earlier is None else ticks <= self._last_of_earlier
         self._note("", keys, stays)
         timestamps = pa.int64() if self._events.times_are_integers else pa.timestamp(self._events.unit)
         self._append(self._events.time, times.cast(timestamps), stays)
-        for name, column in zip(batch.schema.names[2:], values, strict=True):
-            self._append(name, column, stays)
+        written = [
+            self._append(name, column, stays) for name, column in zip(batch.schema.names[2:], values, strict=True)
+        ]
+        self.ties.add(keys, ticks, written)
 
-    def _append(self, name: str, column: pa.Array, stays: np.ndarray | None) -> None:
+    def _append(self, name: str, column: pa.Array, stays: np.ndarray | None) -> np.ndarray:
+        """Writes values of a column, and returns their bits."""
         width = column.type.bit_width // 8
-        values = np.frombuffer(column.buffers()[1], f"V{width}", len(column), column.offset * width)
+        values = np.frombuffer(column.buffers()[1], f"u{width}", len(column), column.offset * width)
         if name not in self._files:
             self._files[name] = (self._folder / f"column-{len(self._files)}").open("wb")
             self._types[name] = column.type
         values.tofile(self._files[name])
         self._note(name, values, stays)
+        return values
 
     def _note(self, name: str, values: np.ndarray, stays: np.ndarray | None) -> None:
         self._digests.add(name, values)
@@ -88,6 +98,7 @@ class LogWriter:
         Raises:
             InputError: Two users have the same hash.
         """
+        self.ties.finish()
         for file in self._files.values():
             file.close()
         texts = self._events.texts()
@@ -101,7 +112,7 @@ class LogWriter:
             "version": VERSION,
             "user": {"name": self._events.user, "kind": self._events.user_kind},
             "time": {"name": self._events.time, "unit": self._events.unit},
-            "events": self._rows,
+            "events": self.rows,
             "users": len(counts),
             "longest": int(counts.max()),
             "first": self._first,
@@ -129,7 +140,7 @@ class LogWriter:
     def _column(self, name: str, file: BinaryIO) -> pa.Array:
         """Returns a whole column in mapped memory."""
         content = pa.memory_map(file.name).read_buffer()
-        return pa.Array.from_buffers(self._types[name], self._rows, [None, content])
+        return pa.Array.from_buffers(self._types[name], self.rows, [None, content])
 
     def _write_users(self, file: Path) -> np.ndarray:
         """Writes where the events of each user begin, in the order of their keys; returns how many each has."""

@@ -12,18 +12,18 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 
-from trainer.config.history import HistoryConfig
 from trainer.core.errors import InputError
+from trainer.data.history.choose import first_not_before, last_of_each, meeting, side_by_side, slices
 from trainer.data.history.columns import HistoryColumns
 from trainer.data.history.log import Events
 from trainer.data.readers.base import Column
-from trainer.data.selection import SelectedColumns, check_clauses, meets_all
+from trainer.data.selection import SelectedColumns, check_clauses
 from trainer.rules.derived_ids import NO_TIME, are_times, to_seconds
 from trainer.rules.hashing import as_integers
-from trainer.rules.plain_types import SECOND, is_missing, offsets_of, plain_array, to_ids
+from trainer.rules.plain_types import SECOND, is_missing, plain_array, to_ids
 
 AT_ONCE = 1 << 22  # events that are chosen from, or read from other storage, at the same time
-KINDS = 64  # largest number of kinds of events that are counted apart
+KINDS = 16  # largest number of kinds of events that are counted apart: sets of them are told apart, too
 
 Refuse = Callable[[str, int], NoReturn]
 """Raises an error about a row."""
@@ -66,7 +66,7 @@ class Gatherer:
         """
         if isinstance(column, SelectedColumns):
             return replace(column, column=self.beside(column.column, lambda row: where(int(column.places[row]))))
-        lock, found = Lock(), dict[str, pa.LargeListArray]()  # several threads may read columns of the same rows
+        lock, found = Lock(), dict[str, pa.ChunkedArray]()  # several threads may read columns of the same rows
 
         def refuse(message: str, row: int) -> NoReturn:
             raise InputError(f"{where(row)}, {message}")
@@ -77,15 +77,15 @@ class Gatherer:
             with lock:
                 if not found:
                     found.update(self._gather(column, refuse))
-            return pa.chunked_array([found[name]])
+            return found[name]
 
         return read
 
-    def _gather(self, column: Column, refuse: Refuse) -> dict[str, pa.LargeListArray]:
+    def _gather(self, column: Column, refuse: Refuse) -> dict[str, pa.ChunkedArray]:
         users, times = (plain_array(column(name)) for name in self._config.reads)
         first, stop, now = self._places(users, times, refuse)
         parts = [self._lists(self._events(first[part], stop[part], now[part])) for part in self._parts(first, stop)]
-        return {name: pa.concat_arrays([part[name] for part in parts]) for name in self._config.columns}
+        return {name: pa.chunked_array([part[name] for part in parts]) for name in self._config.columns}
 
     def measure(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> "Measured":
         """Returns what there is of samples in the log.
@@ -100,14 +100,8 @@ class Gatherer:
         for part in self._parts(first, stop):
             before, upto = (self._events(first[part], stop[part], now[part] + later) for later in (0, 1))
             (lists, *_) = self._lists(before).values()
-            found.append(
-                (
-                    stop[part] - first[part],
-                    before.stop - before.first,
-                    upto.stop - before.stop,
-                    np.diff(lists.offsets.to_numpy()),
-                )
-            )
+            kept = np.diff(lists.offsets.to_numpy())
+            found.append((stop[part] - first[part], before.stop - before.first, upto.stop - before.stop, kept))
         return Measured(*map(np.concatenate, zip(*found, strict=True)))
 
     def _places(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -118,10 +112,11 @@ class Gatherer:
 
     def _parts(self, first: np.ndarray, stop: np.ndarray) -> Iterator[slice]:
         """Yields the rows that are worked on together; all of them if events are only copied from mapped memory."""
-        if self._log.is_mapped and not chooses(self._config):
+        if self._log.is_mapped and not (self._config.where or self._config.each):
             yield slice(0, len(first))
             return
-        upto, begin = np.cumsum(stop - first), 0
+        # A user of several samples in a row is counted once, as the user's events are looked at once.
+        upto, begin = np.cumsum((stop - first) * np.append(True, first[1:] != first[:-1])), 0
         while begin < max(1, len(first)):
             before = upto[begin - 1] if begin else 0
             end = max(begin + 1, int(np.searchsorted(upto, before + AT_ONCE, side="right")))
@@ -135,14 +130,22 @@ class Gatherer:
         return replace(events, stop=first_not_before(times, events.first, events.stop, now))
 
     def _lists(self, events: Events) -> dict[str, pa.LargeListArray]:
-        if chooses(self._config):
-            chosen = choose(events, self._config)
-            taken = {name: chosen.of(events.columns[of]) for name, of in self._config.columns.items()}
+        config = self._config
+        assert config.length
+        if config.where or config.each:
+            events = side_by_side(events)
+        if config.among:
+            events = replace(events, first=np.maximum(events.first, events.stop - config.among))
+        if config.where:
+            events = meeting(events, config.clauses)
+        if config.each:
+            kinds = _kinds(events.columns[config.each], config.each)
+            pieces = last_of_each(kinds, events.first, events.stop, config.length)
+            taken = {of: pieces.of(events.columns[of]) for of in config.columns.values()}
         else:
-            sizes = np.minimum(events.stop - events.first, self._config.length)
-            starts = events.stop - sizes
-            taken = {name: slices(events.columns[of], starts, sizes) for name, of in self._config.columns.items()}
-        return {name: _decoded(lists) for name, lists in taken.items()}
+            sizes = np.minimum(events.stop - events.first, config.length)
+            taken = {of: slices(events.columns[of], events.stop - sizes, sizes) for of in config.columns.values()}
+        return {name: _decoded(taken[of]) for name, of in config.columns.items()}
 
     def _times(self, array: pa.Array, refuse: Refuse) -> np.ndarray:
         """Returns the times of samples in the log's unit, rounded up: what is before them stays before them, `[R]`."""
@@ -179,102 +182,15 @@ class Measured:
     kept: np.ndarray
 
 
-def chooses(config: HistoryConfig) -> bool:
-    """Returns whether a history is other than the last events as they come."""
-    return bool(config.where or config.each or config.among)
-
-
-def first_not_before(times: np.ndarray, first: np.ndarray, stop: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Returns the place of the first event that is not before `now`, `[R]`, by binary search in each range.
-
-    Args:
-        times: The times of events, in order within a range.
-        first: Where each range begins, `[R]`.
-        stop: Where it ends, `[R]`.
-        now: The time to find, `[R]`.
-    """
-    low, high = first.copy(), stop.copy()
-    rows = np.flatnonzero(low < high)
-    while len(rows):
-        middle = (low[rows] + high[rows]) >> 1
-        is_before = times[middle] < now[rows]
-        low[rows] = np.where(is_before, middle + 1, low[rows])
-        high[rows] = np.where(is_before, high[rows], middle)
-        rows = rows[low[rows] < high[rows]]
-    return low
-
-
-def slices(column: pa.Array, starts: np.ndarray, sizes: np.ndarray) -> pa.LargeListArray:
-    """Returns ranges of a column as lists, `[R]`."""
-    if not sizes.any():
-        return pa.LargeListArray.from_arrays(offsets_of(sizes), column[:0])
-    # Arrow copies range by range. NumPy would need the place of each element, and twice the time for long ranges.
-    views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(sizes), column)
-    return pa.LargeListArray.from_arrays(offsets_of(sizes), views.flatten())
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The events of histories, sample after sample.
-
-    Attributes:
-        places: Their places, `[N]`.
-        sizes: The number of events of each sample, `[R]`.
-    """
-
-    places: np.ndarray
-    sizes: np.ndarray
-
-    def of(self, column: pa.Array) -> pa.LargeListArray:
-        """Returns the values of a column as lists, `[R]`."""
-        return pa.LargeListArray.from_arrays(offsets_of(self.sizes), column.take(pa.array(self.places)))
-
-
-def choose(events: Events, config: HistoryConfig) -> Chosen:
-    """Chooses the last events that meet conditions, of each kind apart if `each` is set.
-
-    Args:
-        events: The events; `stop` is where those before a sample's time end.
-        config: What to choose.
-    """
-    # A user of several samples is looked at once, up to the latest of them: users lie one after the other from here on.
-    begins, users = np.unique(events.first, return_inverse=True)
-    ends = begins.copy()
-    np.maximum.at(ends, users, events.stop)
-    shift = (begins - (np.cumsum(ends - begins) - (ends - begins)))[users]
-    first, stop = events.first - shift, events.stop - shift
-    if config.among:
-        first = np.maximum(first, stop - config.among)
-
-    def column(name: str) -> pa.ChunkedArray:
-        return pa.chunked_array([slices(events.columns[name], begins, ends - begins).values])
-
-    rows = int((ends - begins).sum())
-    meets = meets_all(config.clauses, column, rows)
-    kinds = _kinds(column(config.each), config.each) if config.each else np.zeros(rows, np.int8)
-    starts = np.empty((int(kinds.max(initial=-1)) + 1, len(first)), np.int64)  # by kind: the first event that stays
-    for kind, out in enumerate(starts):
-        of_kind = meets & (kinds == kind)
-        before, places = offsets_of(of_kind), np.append(np.flatnonzero(of_kind), rows)
-        out[:] = places[np.maximum(before[first], before[stop] - config.length)]
-    begin = np.minimum(starts.min(axis=0, initial=rows), stop)
-    sizes = stop - begin
-    sample = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.arange(sizes.sum()) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)
-    stays = meets[places] & (places >= starts[kinds[places], sample])
-    sample = sample[stays]
-    return Chosen(places[stays] + shift[sample], np.bincount(sample, minlength=len(sizes)))
-
-
-def _kinds(column: pa.ChunkedArray, name: str) -> np.ndarray:
+def _kinds(column: pa.Array, name: str) -> np.ndarray:
     """Returns the number of each event's kind."""
-    coded = column.combine_chunks().dictionary_encode()
+    coded = column.dictionary_encode()
     if len(coded.dictionary) > KINDS:
         raise InputError(
             f"data.history.each is '{name}', a column of the log with {len(coded.dictionary):,} and more values; name "
             f"one of at most {KINDS} kinds of events"
         )
-    return coded.indices.to_numpy()
+    return coded.indices.to_numpy().astype(np.int64)
 
 
 def _decoded(lists: pa.LargeListArray) -> pa.LargeListArray:

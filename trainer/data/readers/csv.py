@@ -179,7 +179,7 @@ class CsvReader:
         self.format = config.reader.upper()
         self.suffix = ENDS[config.reader]
         self._dialect = Dialect(csv.delimiter_of(config.reader), csv.quote, csv.list_separator, tuple(csv.nulls))
-        self._types, self._expected = column_types(config), config.columns
+        self._types, self._expected = column_types(config), config.columns_of_files
         self._cache = Cache(csv.cache, "data.csv.cache") if csv.cache else Cache(config.cache)
         self._indexes: dict[str, CsvIndex] = {}
         self._offsets: dict[str, np.ndarray] = {}
@@ -349,7 +349,7 @@ def column_types(config: DataConfig) -> dict[str, pa.DataType]:
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     features = [*config.dense.items(), *config.sparse.items()]
     integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]
-    ids = {*chain(*integers), *config.groups, *hard}
+    ids = {*chain(*integers), *config.groups, *hard, *config.history.reads}
     types: dict[str, pa.DataType] = {}
     for name in config.columns:
         kind = pa.string() if name in config.csv.strings else pa.int64() if name in ids else pa.float64()

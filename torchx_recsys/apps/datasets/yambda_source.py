@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torchx_recsys.apps.engines.database import Database
@@ -34,12 +33,11 @@ class Maps:
 
     def of(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the artists and albums of items, `[N]` each."""
-        return tuple(np.where(items < len(ids), ids[np.minimum(items, len(ids) - 1)], 0) for ids in self.both)
+        return _of(self.artist, items), _of(self.album, items)
 
-    @property
-    def both(self) -> tuple[np.ndarray, np.ndarray]:
-        """Artists and albums."""
-        return self.artist, self.album
+
+def _of(ids: np.ndarray, items: np.ndarray) -> np.ndarray:
+    return np.where(items < len(ids), ids[np.minimum(items, len(ids) - 1)], 0)
 
 
 @dataclass(frozen=True)
@@ -148,14 +146,12 @@ def _prepared(batch: pa.RecordBatch, file: str, before: int) -> pa.Table:
     for name in COLUMNS[:-1]:
         if batch[name].null_count:
             raise InputError(f"--source: {file} has null in column '{name}'; only played_ratio_pct may be null")
-    kind = pc.index_in(batch["event_type"].cast(pa.string()), pa.array(EVENT_TYPES))
-    if kind.null_count:
-        known = ", ".join(EVENT_TYPES)
-        other = pc.filter(batch["event_type"].cast(pa.string()), pc.is_null(kind))[0].as_py()
-        raise InputError(f"--source: {file} has the event_type '{other}'; known are {known}")
+    coded = batch["event_type"].cast(pa.string()).dictionary_encode()
+    if unknown := [name for name in coded.dictionary.to_pylist() if name not in EVENT_TYPES]:
+        raise InputError(f"--source: {file} has the event_type '{unknown[0]}'; known are {', '.join(EVENT_TYPES)}")
+    event = np.array([EVENT_TYPES.index(name) for name in coded.dictionary.to_pylist()])[coded.indices.to_numpy()]
     ratio = batch["played_ratio_pct"].cast(pa.float32()).fill_null(0).to_numpy(zero_copy_only=False)
     listened = np.where(ratio >= PLAYED, LISTEN_PLUS, SKIP)
-    event = kind.to_numpy()
     action = np.select([event == 0, event == 1], [listened, LIKE], 0).astype(np.int8)
     rows = np.arange(before, before + len(batch))
     return pa.table([*(batch[name] for name in COLUMNS[:4]), action, rows], [*COLUMNS[:4], "action", "row"])

@@ -34,6 +34,7 @@ MODELS = {
     "din": ["movielens_din"],
     "sasrec": ["movielens_sasrec"],
     "hstu": ["movielens_hstu"],
+    "dlrm_hstu": ["movielens_dlrm_hstu"],
     "without history": ["movielens_without_history"],
 }
 RETRIEVAL = {"two_tower": ["movielens_two_tower"]}

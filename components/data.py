@@ -311,7 +311,7 @@ def check(
         config: Configuration file (TOML), as the job sees it; without it, source.
         source: Files, globs or directories on any fsspec URL, separated by commas, instead of a configuration.
         label: The column to predict, with source; guessed by default.
-        task: What to learn of it: binary, values, classes, or items; guessed by default.
+        task: What to learn of it: binary, values, counts, classes, or items; guessed by default.
         rows: Rows of each split from which figures are computed.
         everything: Read all rows, not only some row groups.
         time: Column of numbers or times along which to follow the label rate.

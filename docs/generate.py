@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -370,12 +371,12 @@ def commands() -> str:
 
 def metrics() -> str:
     """Lists every metric by name."""
-    from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS
+    from trainer.metrics.registry import METRICS, METRICS_OF_KIND
 
     directions = {True: "higher", False: "lower", None: ""}
     rows = [
         [f"`{name}`", _metric(metric), ", ".join(metric.takes), directions[metric.higher_is_better], _memory(metric)]
-        for name, metric in [*METRICS.items(), *METRICS_OF_VECTORS.items()]
+        for name, metric in [*METRICS.items(), *chain.from_iterable(one.items() for one in METRICS_OF_KIND.values())]
     ]
     return table(["Name", "What it is", "Takes", "Better", "Memory of a rank"], rows)
 

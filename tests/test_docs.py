@@ -159,7 +159,7 @@ def test_configurations_are_valid(block):
     Config.model_validate(tree)
 
 
-@pytest.mark.more("a minute of commands; those of the first tutorials are in test_main_job.py")
+@pytest.mark.more("a minute of commands; those of the first tutorials are in test_half_hour.py")
 def test_error_messages_are_as_shown(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs.parent)
     wrong = Path("mine.toml").read_text()

@@ -11,8 +11,8 @@ from command import run_trainer, write_config
 from scipy.special import expit, log_softmax
 from simple_rows import COUNTRIES, ITEMS, USERS, config_of, write_splits
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error, roc_auc_score
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
+from sklearn.metrics import log_loss, mean_absolute_error, mean_poisson_deviance, mean_squared_error, roc_auc_score
 
 from torchx_recsys.apps.baselines import features
 from torchx_recsys.apps.baselines.baselines import baselines
@@ -204,6 +204,25 @@ def test_linear_regression(found, rows):
     predicted = model.predict(hot(rows["test"], rows, IDS))
     measured = found["test"]["stars"]["rmse"]["linear regression"]
     assert measured == pytest.approx(math.sqrt(mean_squared_error(rows["test"]["stars"], predicted)), abs=2e-4)
+
+
+def test_counts(folder, rows):
+    tasks, data = {"kind": {"loss": "poisson"}}, {"labels": ["kind"], "numeric_labels": ["kind"]}
+    found = baselines(settings(folder, data=data, tasks=tasks))
+    measured, counts = found["test"]["kind"], rows["test"]["kind"].astype(float)
+    deviances = measured["poisson_deviance"]
+    assert {*deviances} == {"mean", "Poisson regression", "boosted trees", "LightGBM"}
+    mean = np.full(len(counts), rows["train"]["kind"].mean(dtype=float))
+    assert deviances["mean"] == pytest.approx(mean_poisson_deviance(counts, mean), rel=1e-5)
+    penalty = found["about"]["baselines"]["kind"]["Poisson regression"]["chosen"].removeprefix("penalty ")
+    model = PoissonRegressor(alpha=float(penalty), max_iter=200)
+    predicted = model.fit(hot(rows["train"], rows, IDS), rows["train"]["kind"]).predict(hot(rows["test"], rows, IDS))
+    assert deviances["Poisson regression"] == pytest.approx(mean_poisson_deviance(counts, predicted), abs=2e-4)
+    assert max(deviances.values()) == deviances["mean"]
+    assert all(0.9 < one < 1.1 for one in measured["calibration"].values())
+    wrong = {"tasks": {"stars": {"loss": "poisson"}}, "data": {"labels": ["stars"], "numeric_labels": ["stars"]}}
+    with pytest.raises(InputError, match=r"^tasks.stars.label is 'stars', a column with the value -\S+, but the loss"):
+        baselines(settings(folder, **wrong), only=("mean",))
 
 
 def test_classes(found, rows):

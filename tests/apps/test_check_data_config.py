@@ -13,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from checked_data import clean_data
 from command import run_trainer, write_config
+from predictions import read
+from sklearn.metrics import mean_poisson_deviance
 
+from torchx_recsys.apps.export.load import load
 from trainer.__main__ import main as trainer
 from trainer.config.root import load_config
 
@@ -372,6 +375,7 @@ def log_of_ratings(rows=3000):
         "price": 1000.0 * rating + random.normal(0, 100, rows),
         "mood": np.array(["bored", "fine", "glad"])[np.searchsorted([2, 3], rating)],
         "seen": np.ones(rows, int),
+        "plays": random.poisson(3 * np.exp(0.7 * quality[film] - 2)),
     }
 
 
@@ -383,6 +387,14 @@ def trained(folder, label, *words):
     assert trainer(["train", str(config), "--out", str(run)]) == 0
     lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     return tomllib.loads(config.read_text()), next(line for line in lines if line["split"] == "test")
+
+
+def predicted(folder, label):
+    """Returns the values that the best checkpoint of a trained label predicts for the test split, and its rows."""
+    words = ["--out", str(folder / f"run-{label}"), "--checkpoint", "best", "--to", str(folder / f"parts-{label}")]
+    assert trainer(["predict", str(folder / f"{label}.toml"), *words, "--source", str(folder / "test.parquet")]) == 0
+    rows = read(folder / f"parts-{label}")
+    return rows[f"{label}_value"].to_numpy().astype(float), rows
 
 
 @pytest.fixture
@@ -401,6 +413,26 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert tree["evaluate"] == {"every_steps": 20, "final": "best"}
     assert tree["train"]["stop_early"]["metric"] == tree["checkpoint"]["keep"]["best"] == "rmse"
     assert tree["checkpoint"]["every_steps"] == 20
+    values, rows = predicted(ratings, "rating")
+    assert test["rmse"] == pytest.approx(np.sqrt(np.mean((values - rows["rating"].to_numpy()) ** 2)), rel=1e-5)
+
+
+def test_counts_are_learned_as_such_and_answered_as_counts(ratings):
+    tree, test = trained(ratings, "plays")
+    assert tree["data"]["numeric_labels"] == ["plays"]
+    assert tree["tasks"]["plays"]["loss"] == "poisson"
+    assert tree["train"]["stop_early"]["metric"] == "poisson_deviance"
+    values, rows = predicted(ratings, "plays")
+    plays = rows["plays"].to_numpy()
+    assert test["poisson_deviance"] == pytest.approx(mean_poisson_deviance(plays, values), rel=1e-5)
+    assert test["poisson_deviance"] < 0.7 * mean_poisson_deviance(plays, np.full(len(plays), plays.mean()))
+    assert test["calibration"] == pytest.approx(values.sum() / plays.sum(), rel=1e-5)
+    assert 0.9 < test["calibration"] < 1.1
+    words = ["--out", str(ratings / "run-plays"), "--checkpoint", "best", "--to", str(ratings / "exports")]
+    assert trainer(["export", str(ratings / "plays.toml"), *words]) == 0
+    model = load(next((ratings / "exports").glob("step-*")))
+    answers = model({name: rows[name].to_pylist() for name in {one["name"] for one in model.signature["columns"]}})
+    np.testing.assert_allclose(answers["plays_value"].numpy(), values, rtol=1e-5)
 
 
 @pytest.mark.more("values, items and the tutorial train to their end, too")

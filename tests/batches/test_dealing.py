@@ -77,6 +77,9 @@ def test_a_step_has_the_samples_that_it_has_without_dealing(data, ranks):
         assert sorted(sample for samples, _ in found for sample in samples) == expected
         assert [ours for _, ours in found] == pytest.approx([scale * ranks] * ranks)
         assert {len(samples) for samples, _ in found} == {BATCH // ranks}
+        places = torch.cat([part[step].places for part in parts])
+        assert torch.equal(batch.dense[places], torch.cat([part[step].dense for part in parts]))
+        assert batch.places.tolist() == sorted(places.tolist()) == list(range(BATCH))
         costs = [sum(length + SQUARES * length**2 for *_, length in samples) for samples, _ in found]
         dearest = max(length + SQUARES * length**2 for *_, length in expected)
         assert max(costs) <= np.mean(costs) + dearest

@@ -62,7 +62,7 @@ def test_links_of_a_page_lead_somewhere(name):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.more("test_main_job.py types a model of one's own")
+@pytest.mark.more("test_custom.py trains a model of one's own")
 def test_own_model(typing):
     run = typing("own_model") / "runs/gated"
     assert evaluated(run)["auc"] > LEAST_AUC
@@ -74,6 +74,7 @@ def losses(printed: str) -> list[str]:
     return re.findall(r"^step \d+: loss (\S+)$", printed, re.MULTILINE)
 
 
+@pytest.mark.more("seven interpreters that import torch")
 def test_own_loop_takes_the_steps_of_the_trainer_and_resumes_exactly(tmp_path, path):
     folder = shutil.copytree(EXAMPLES / "own_loop", tmp_path / "own_loop")
     make, alone, on_two, trained = commands("own_loop")

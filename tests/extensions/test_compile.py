@@ -122,7 +122,7 @@ def gradients(model, batch):
     """Returns the loss of a batch and its gradients, of all dense weights and of the embeddings."""
     for weight in model.optimizers.dense_parameters:
         weight.grad = None
-    samples_of(model.model).begin(0, 1, 0, batch.weights)
+    samples_of(model.model).begin(0, 1, batch.places, batch.weights)
     loss, outputs = model.model(batch)
     loss.backward()
     found = [weight.grad for weight in model.optimizers.dense_parameters] + model.cut.gradients

@@ -114,12 +114,17 @@ def test_wrong_numbers_in_names(metric, words):
             "tasks.ranking.metrics has 'auc', which takes a logit or a log-probability, but tasks.ranking gives a "
             "value; set tasks.ranking.metrics to some of: mae, mse, rmse, r2, gauc, gauc_by_samples, ndcg@k, mrr",
         ),
-        ({"metrics": ["rmse"]}, "which takes a value, but tasks.ranking gives a logit or a log-probability"),
+        ({"metrics": ["rmse"]}, "which takes a value or the logarithm of a value, but tasks.ranking gives a logit"),
         ({"metrics": None, "evaluate": {"metrics": ["rmse"]}}, "evaluate.metrics has 'rmse', which takes a value"),
+        (
+            {"metrics": ["log_loss"], "output": "log_value", "label": "seconds"},
+            "gives the logarithm of a value; set tasks.ranking.metrics to some of: calibration, mae, mse, rmse, r2, "
+            "poisson_deviance, gauc",
+        ),
         ({"metrics": ["auc"], "loss": "softmax"}, "tasks.ranking gives scores of classes"),
         (
             {"metrics": ["auc"], "output": "vectors", "group": "user"},
-            "gives vectors; set tasks.ranking.metrics to some of: recall@k, hit_rate@k, ndcg@k, mrr",
+            "gives vectors; set tasks.ranking.metrics to some of: ndcg@k, mrr, recall@k, hit_rate@k",
         ),
         (
             {"metrics": ["mrr"], "output": "vectors", "group": "user"},
@@ -159,6 +164,7 @@ def test_what_suits_a_task_is_allowed():
         ({}, DEFAULTS["probability"]),
         ({"output": "log_probability"}, DEFAULTS["probability"]),
         ({"output": "value", "label": "seconds"}, ["mae", "rmse"]),
+        ({"output": "log_value", "label": "seconds"}, DEFAULTS["count"]),
         ({"loss": "softmax", "label": "seconds"}, ["accuracy", "cross_entropy"]),
         ({"output": "vectors"}, []),
     ],

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from evaluated import computed
+from sklearn.metrics import mean_poisson_deviance
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,20 @@ def test_errors_of_values(values):
 
 def test_a_value_has_metrics_by_default(values):
     assert computed(None, values, output="value").keys() == {"mae", "rmse"}
+
+
+def test_counts():
+    random = np.random.default_rng(3)
+    counts = {"predictions": random.normal(size=500), "weights": random.integers(0, 3, 500).astype(float)}
+    counts["labels"] = random.poisson(np.exp(counts["predictions"] + 0.5)).astype(float)
+    labels, weights, values = counts["labels"], counts["weights"], np.exp(counts["predictions"])
+    expected = {
+        "poisson_deviance": mean_poisson_deviance(labels, values, sample_weight=weights),
+        "calibration": (weights * values).sum() / (weights * labels).sum(),
+        "mae": np.average(abs(values - labels), weights=weights),
+        "rmse": math.sqrt(np.average((values - labels) ** 2, weights=weights)),
+    }
+    assert computed(None, counts, output="log_value") == pytest.approx(expected, rel=1e-12)
 
 
 def test_equal_labels_have_no_r2():

@@ -23,6 +23,7 @@ OWN = {
     "dlrm": {"model__over_embeddings": True},
     "deepfm": {"model__first_order_columns": 4},
     "wide_deep": {"model__first_order_columns": 1},
+    "dlrm_hstu": {"model__normalization": "none"},  # it has norms of its own
 }
 
 

@@ -15,7 +15,7 @@ def at(first=0, rows=ROWS, seed=SEED, step=STEP, layers=1, **options):
     """Returns the last of some layers, before samples of a step."""
     samples = StepSamples()
     found = [Dropout(RATE, samples, **options) for _ in range(layers)][-1]
-    samples.begin(seed, step, first, torch.ones(rows))
+    samples.begin(seed, step, torch.arange(first, first + rows), torch.ones(rows))
     return found
 
 

@@ -21,6 +21,7 @@ OF_ONE = [
     ("squared", {}),
     ("absolute", {}),
     ("huber", {"delta": 0.7}),
+    ("poisson", {}),
 ]
 OF_MANY = [
     ("jrc", {"alpha": 0.3}),
@@ -58,6 +59,13 @@ def test_losses_of_single_samples(name, options):
     assert_same(
         LOSSES[name](prediction, label, **options), getattr(reference, name)(prediction, label, **options), prediction
     )
+
+
+def test_counts_have_the_loss_of_torch():
+    prediction, label = random(60), 3 * torch.rand(60, generator=torch.Generator().manual_seed(5)).double()
+    expected = torch.nn.PoissonNLLLoss(log_input=True, reduction="none")(prediction, label)
+    assert_same(LOSSES["poisson"](prediction, label), expected, prediction)
+    assert LOSSES["poisson"](prediction, label - 3).isnan().all()
 
 
 @pytest.mark.parametrize("label", [0.0, 0.3, 1.0])

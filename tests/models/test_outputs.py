@@ -30,6 +30,8 @@ def sigmoid(z):
         ({"loss": "bpr", "group": "user"}, DATA, Z, {"task_score": Z.numpy()}),
         ({"loss": "huber"}, DATA, Z, {"task_value": Z.numpy()}),
         ({"loss": "squared", "mean": 3.5, "std": 2.0}, DATA, Z, {"task_value": 2 * Z.numpy() + 3.5}),
+        ({"loss": "poisson"}, DATA, Z, {"task_value": np.exp(Z.numpy())}),
+        ({"loss": "poisson", "mean": 2.0, "std": 0.5}, DATA, Z, {"task_value": np.exp(0.5 * Z.numpy() + 2.0)}),
         (
             {"loss": "softmax"},
             DATA,

@@ -24,6 +24,7 @@ def batch():
         torch.tensor(1 / B),
         torch.zeros(B, 0, dtype=torch.int64),
         torch.zeros(B),
+        torch.arange(B),
     )
 
 

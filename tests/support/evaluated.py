@@ -14,7 +14,7 @@ from trainer.metrics.evaluation import Metrics
 from trainer.models.base import BatchOutputs
 
 CPU = torch.device("cpu")
-LOSSES = {"value": "squared", "vectors": "in_batch_softmax"}
+LOSSES = {"value": "squared", "log_value": "poisson", "vectors": "in_batch_softmax"}
 """Losses that take an output."""
 Columns = dict[str, np.ndarray]
 """Samples: `predictions` `[N]` or `[N, C]`, `labels`, `weights` and `groups` `[N]`."""

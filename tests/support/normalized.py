@@ -29,7 +29,7 @@ def normalized(rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
     here, found = slice(rank * ROWS // world_size, (rank + 1) * ROWS // world_size), []
     for step, (values, factors) in enumerate(batches()):
         values = values[here].requires_grad_()
-        samples.begin(0, step, 0, weights[here], world_size)
+        samples.begin(0, step, torch.arange(len(weights))[here], weights[here], world_size)
         out = norm(values)
         (out * factors[here] * (weights[here] > 0)[:, None]).sum().backward()
         found += [out.detach(), values.grad]

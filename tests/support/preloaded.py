@@ -12,6 +12,7 @@ quiet_libraries()
 for module in (
     *(place.partition(":")[0] for place, _, _ in COMMANDS.values()),
     *(f"components.{name}" for name in ("cli.run", "cli.jobs", "data", "dlrm", "tools")),
+    "torchx_recsys.apps.baselines.learned",  # imported late, as scikit-learn takes .7 processor seconds
     "torch.distributed.run",
     "torchx.cli.main",
 ):

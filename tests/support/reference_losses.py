@@ -47,6 +47,10 @@ def huber(v: Tensor, y: Tensor, delta: float = 1.0) -> Tensor:
     return torch.where(error <= delta, error**2 / 2, delta * (error - delta / 2))
 
 
+def poisson(z: Tensor, y: Tensor) -> Tensor:
+    return torch.exp(z) - y * z
+
+
 def jrc(z: Tensor, y: Tensor, group: Tensor, alpha: float = 0.5) -> Tensor:
     each = []
     for i, kind in enumerate(y.long().tolist()):

@@ -59,6 +59,7 @@ def settings(data: Path, model: str, kind: str, **changes: object) -> dict:
             "optimizer__ema": {"decay": 0.9, "tables": True},
             "train__steps": STEPS,
             "checkpoint__every_steps": HALF,
+            "model__dropout": 0.1 if model == "hstu" else 0.0,
         }
         | changes,
     )

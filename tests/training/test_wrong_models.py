@@ -90,7 +90,7 @@ CASES = [
     ),
     Case(
         "vectors of a model without",
-        ["tasks.label.output is 'vectors'", "model.name 'dlrm' predicts a 'logit' or a 'value'"],
+        ["tasks.label.output is 'vectors'", "model.name 'dlrm' predicts a 'logit' or a 'value' or a 'log_value'"],
         {"tasks": {"label": {"loss": "in_batch_softmax"}}},
     ),
     Case(

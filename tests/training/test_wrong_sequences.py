@@ -45,6 +45,13 @@ def finder(**keys):
     return tree
 
 
+def event(**keys):
+    """Returns the model of one token for each event."""
+    tree = model("dlrm_hstu", **keys)["model"]
+    return {"model": {key: value for key, value in tree.items() if key != "over_layers" and value is not None}}
+
+
+ACTED, OF_ITEMS = READ | times("s2", 5, rows=8), READ | sequence("s2", 5) | sequence("s3", 1)
 CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}}
 
 
@@ -148,8 +155,8 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         ),
         (
             TIMED | model("hstu", actions=["s2"]),
-            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu "
-            "or recency as",
+            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu, "
+            "dlrm_hstu or recency as",
         ),
         (
             TIMED | model("sasrec", actions=["s2"]),
@@ -219,6 +226,62 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         (
             NEXT | finder() | {"data__balance": {"features": ["s1"]}, "data__catalogue": DRAWN},
             "data.balance.features is ['s1'], but data.catalogue gives each lane its negatives, which go with",
+        ),
+        (
+            READ | model("dlrm_hstu"),
+            "model.over_layers is [16], which model.name 'dlrm_hstu' does not use; leave it out",
+        ),
+        (
+            READ | sequence("s2", 5) | event(actions=["s2"]),
+            "data.sparse.s2.pooling is 'none', but model.actions names 's2'; set it to 'raw'",
+        ),
+        (
+            ACTED | times("s3", 5, rows=8) | event(actions=["s2", "s3"]),
+            "model.actions is ['s2', 's3'], but model.name 'dlrm_hstu' reads one feature with the sum of bits",
+        ),
+        (
+            ACTED | event(actions=["s2"], action_bits=2),
+            "model.action_bits is 2, for numbers below 4, but data.sparse.s2.rows is 8; set one of them",
+        ),
+        (
+            OF_ITEMS | event(history_attributes=["s2"]),
+            "model.history_attributes is ['s2'] and model.target_attributes is []; name the same attributes in both",
+        ),
+        (
+            OF_ITEMS | event(history_attributes=["s2"], target_attributes=["s3"]),
+            "but 's2' has the table 's2' and 's3' the table 's3'; name attributes of one table at the same place",
+        ),
+        (
+            OF_ITEMS | event(history_attributes=["s3"], target_attributes=["s2"]),
+            "data.sparse.s3.max_ids is 1, but model.history_attributes names 's3'; set it to 5",
+        ),
+        (
+            OF_ITEMS | event(context=["s2"]),
+            "data.sparse.s2.max_ids is 5, but model.context names 's2'; set it to 1",
+        ),
+        (READ | event(context=["s00"]), "model.context names 's00', which is no sparse feature; did you mean 's0'?"),
+        (
+            OF_ITEMS | event(history=None, history_attributes=["s2"], target_attributes=["s3"]),
+            "model.history_attributes names 's2', but model.history is unset; set it",
+        ),
+        (READ | event(attention_divisor=0), "model.attention_divisor is 0: input should be greater than 0"),
+        (READ | event(attention_block=0), "model.attention_block is 0: input should be greater than 0"),
+        (READ | event(attention_heads=3), "model.attention_heads is 3, which does not divide the dimension 16 of"),
+        (
+            READ | event(item_features=["s0"]),
+            "model.item_features is ['s0'], which model.name 'dlrm_hstu' does not use; leave it out, or use sasrec",
+        ),
+        (
+            READ | sequence("s3", 1) | model("hstu", context=["s3"]),
+            "model.context is ['s3'], which model.name 'hstu' does not use; leave it out, or use dlrm_hstu",
+        ),
+        (
+            READ | event(normalization="batch"),
+            "model.normalization is 'batch', but model.name 'dlrm_hstu' has no layer",
+        ),
+        (
+            DIN | {"train__recompute": True},
+            "train.recompute is true, but model.name 'din' has no part that can be computed again; leave it out",
         ),
         (CUSTOM | {"model__name": "custom:Renamed"}, "the model keeps ModelInputs.sequences as 'unpooled'"),
     ],

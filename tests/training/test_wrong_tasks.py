@@ -78,10 +78,17 @@ def test_one_line(refusal, changes, words):
     assert all(part in line for part in words), line
 
 
-def test_a_label_of_no_class_is_refused_in_an_evaluation(tmp_path, rows, capfd):
-    task = {"label": "kind", "prediction": "classes", "loss": "softmax"}
+@pytest.mark.parametrize(
+    ("task", "wrong", "why"),
+    [
+        ({"prediction": "classes", "loss": "softmax"}, 1.5, "the model gives 3 classes"),
+        ({"prediction": "score", "loss": "poisson"}, -1.0, "the loss 'poisson' takes labels from 0 up; correct"),
+    ],
+)
+def test_a_label_that_a_loss_cannot_take_is_refused_in_an_evaluation(task, wrong, why, tmp_path, rows, capfd):
+    task = {"label": "kind", **task}
     table = pq.read_table(rows)
-    for name, kind in (("train", 2.0), ("validation", 1.5)):
+    for name, kind in (("train", 2.0), ("validation", wrong)):
         kinds = pa.array([kind] * len(table), pa.float32())
         pq.write_table(table.append_column("kind", kinds), tmp_path / f"{name}.parquet")
     columns = {"data__labels": ["kind"], "data__numeric_labels": ["kind"]}
@@ -89,7 +96,7 @@ def test_a_label_of_no_class_is_refused_in_an_evaluation(tmp_path, rows, capfd):
     tree["data"]["validation"] = [str(tmp_path / "validation.parquet")]
     assert trainer(["train", str(write_config(tmp_path / "c.toml", tree)), "--out", str(tmp_path / "out")]) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert "tasks.one.label is 'kind', a column with the value 1.5, but the model gives 3 classes" in line
+    assert f"tasks.one.label is 'kind', a column with the value {wrong:g}, but {why}" in line
 
 
 def test_a_resumed_run_keeps_the_order_of_its_tasks(tmp_path, rows, capfd):

@@ -132,6 +132,7 @@ class Batch(Pipelineable):
         groups: The groups of each sample, `[B, G]` int64.
         log_q: Logarithm of the probability that the sample's item is drawn from the catalogue, `[B]` float32; minus
             infinity if it cannot be drawn, 0 without a catalogue.
+        places: Place of each sample in the global batch, lane after lane, `[B]` int64: the same whichever rank has it.
 
     Negatives from the catalogue follow the samples of each lane (`LaneRows`). A negative has an item but no query. Its
     weight is 0, so that no task and no metric counts it.
@@ -144,6 +145,7 @@ class Batch(Pipelineable):
     scale: Tensor
     groups: Tensor
     log_q: Tensor
+    places: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Returns the batch on a device."""
@@ -178,7 +180,11 @@ def to_batch(rows: Rows, config: DataConfig, scale: float) -> Batch:
 
 
 def to_batches(
-    lanes: Sequence[Rows], config: DataConfig, scales: Sequence[float], log_q: np.ndarray | None = None
+    lanes: Sequence[Rows],
+    config: DataConfig,
+    scales: Sequence[float],
+    log_q: np.ndarray | None = None,
+    places: np.ndarray | int = 0,
 ) -> list[Batch]:
     """Converts the rows of some steps to a batch for each step, in which the lanes follow one another.
 
@@ -187,6 +193,7 @@ def to_batches(
         config: The columns.
         scales: The scale of each step.
         log_q: `log_q` of a single step, `[R]`; None without a catalogue.
+        places: `places` of a single step, `[R]`; or the rank whose samples follow those of lower ranks.
     """
     steps, split = len(scales), len(config.dense)
     dense = _by_row([rows.numbers[:split] for rows in lanes], steps)
@@ -204,6 +211,7 @@ def to_batches(
             scale=of_steps[step],
             groups=groups[step],
             log_q=_constant(0.0, len(weights[step]), np.float32) if log_q is None else to_tensor(log_q),
+            places=_following(places, len(weights[step])) if isinstance(places, int) else to_tensor(places),
         )
         for step in range(steps)
     ]
@@ -264,6 +272,12 @@ def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConf
 def _constant(value: float, size: int, dtype: type[np.number]) -> Tensor:
     """Returns a constant tensor that batches of a size share, such as the lengths of single ids. Never write to it."""
     return to_tensor(np.full(size, value, dtype))
+
+
+@lru_cache(maxsize=4)
+def _following(rank: int, size: int) -> Tensor:
+    """Returns the places of a rank's samples, as many as every other rank has. Never write to it."""
+    return to_tensor(np.arange(rank * size, (rank + 1) * size))
 
 
 def features_only(config: DataConfig, names: Collection[str] | None = None) -> DataConfig:

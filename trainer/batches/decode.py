@@ -162,19 +162,48 @@ def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     return seconds, missing
 
 
-def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.Array) -> pa.Array:
-    """Returns lists with only the elements whose time is before the time of the row.
+def chosen(lists: pa.Array, stay: np.ndarray) -> pa.Array:
+    """Returns lists with only some of their elements, `[R]` and `[N]`."""
+    if stay.all():
+        return lists
+    offsets = offsets_of(list_lengths(lists))
+    return pa.LargeListArray.from_arrays(offsets_of(stay)[offsets], lists.flatten().filter(pa.array(stay)))
+
+
+def without_own(column: str, feature: SparseFeature, chunk: Chunk, lengths: np.ndarray) -> np.ndarray:
+    """Returns which elements of lists stay because the id at their place is not that of the row, `[N]`.
+
+    Args:
+        column: The column of the lists.
+        feature: The feature, with `without`.
+        chunk: The rows.
+        lengths: The lengths of the lists, `[R]`.
+
+    Raises:
+        InputError: The lists of ids differ in length.
+    """
+    compared, own = feature.without_in or column, chunk.ids(str(feature.without))
+    ids = as_lists(chunk.ids(compared))
+    _check_lengths(column, lengths, compared, list_lengths(ids), "id", chunk)
+    ids = ids.flatten()
+    of_row, of_lists = (as_integers(one).astype(np.int64) for one in (own, ids))
+    unknown = np.repeat(is_missing(own), lengths) | is_missing(ids)
+    return unknown | (of_lists != np.repeat(of_row, lengths))
+
+
+def earlier(column: str, feature: SparseFeature, chunk: Chunk, lengths: np.ndarray) -> np.ndarray:
+    """Returns which elements of lists have a time before the time of their row, `[N]`.
 
     Args:
         column: The column of the ids in the lists.
         feature: The feature, with `times` and `before`.
         chunk: The rows.
-        lists: The lists, `[R]`.
+        lengths: The lengths of the lists, `[R]`.
 
     Raises:
         InputError: Lists of ids and times differ in length, a row has no time, or an integer is not a time.
     """
-    lengths, times = list_lengths(lists), as_lists(chunk.array(str(feature.times)))
+    times = as_lists(chunk.array(str(feature.times)))
     _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
     now, unknown = seconds_of(str(feature.before), chunk)
     if unknown.any():
@@ -185,11 +214,7 @@ def earlier_lists(column: str, feature: SparseFeature, chunk: Chunk, lists: pa.A
         place = int(good.argmin())
         row = int(np.searchsorted(offsets, place, side="right")) - 1
         chunk.refuse(f"column '{feature.times}': {seconds[place]} {NO_TIME}", row)
-    stay = are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
-    if stay.all():
-        return lists
-    lasting = offsets_of(stay)[offsets]
-    return pa.LargeListArray.from_arrays(lasting, lists.flatten().filter(pa.array(stay)))
+    return are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
 
 
 def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
@@ -397,14 +422,16 @@ def _ids(name: str, feature: SparseFeature, chunk: Chunk) -> np.ndarray:
 
 
 def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> pa.LargeListArray:
-    """Returns the ids of each row, after the filter by time, cut to `max_ids`.
+    """Returns the ids of each row, without later ids and its own, cut to `max_ids`.
 
     A null list is empty, and a null in a list is dropped. Ids with weights are structs (`weighted_type`).
     """
     column = feature.column or name
     array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
-    if feature.times:
-        array = earlier_lists(column, feature, chunk, array)
+    rules = [rule for rule, is_on in ((earlier, feature.times), (without_own, feature.without)) if is_on]
+    if rules:
+        lengths = list_lengths(array)
+        array = chosen(array, np.logical_and.reduce([rule(column, feature, chunk, lengths) for rule in rules]))
     offsets, array = offsets_of(list_lengths(array)), array.flatten()
     if array.null_count:
         offsets = offsets_of(array.is_valid().to_numpy(zero_copy_only=False))[offsets]

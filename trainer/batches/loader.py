@@ -139,15 +139,15 @@ class Loader:
             for steps, lanes in zip(together, self._epoch(epoch, together, pools), strict=True):
                 scales = [self._world_size / self._lanes.samples_in_step(step) for step in steps]
                 log_q = self._negatives.log_q(lanes) if self._negatives else None
-                yield to_batches(lanes, self._config, scales, log_q)
+                rows, places = self._dealt(lanes)
+                yield to_batches(rows, self._config, scales, log_q, places)
             start += last - first
 
     def _epoch(self, epoch: int, together: list[range], pools: "_Pools") -> Iterator[list[Rows]]:
         """Yields this rank's rows of an epoch lane by lane, for several steps together."""
         streams = self._streams(epoch, together, pools)
         for _ in together:
-            lanes = [self._slice(next(stream)) for stream in streams]
-            yield [self._dealt(Rows.join(lanes))] if self._balance else lanes
+            yield [self._slice(next(stream)) for stream in streams]
 
     def _streams(self, epoch: int, together: list[range], pools: "_Pools") -> list[Iterator[Rows]]:
         """Returns, for each lane that this rank reads, an iterator over its rows step by step."""
@@ -162,10 +162,13 @@ class Loader:
             streams = [follow(rows, epoch, lane, first) for lane, rows in zip(plan, streams, strict=True)]
         return streams
 
-    def _dealt(self, rows: Rows) -> Rows:
-        """Returns this rank's rows of a global batch, dealt by cost."""
-        assert self._balance is not None
-        return rows.take(dealt(costs(rows, self._balance), self._world_size)[self._rank])
+    def _dealt(self, lanes: list[Rows]) -> tuple[list[Rows], np.ndarray | int]:
+        """Returns this rank's rows of a step, and their places in the global batch; its rank if it keeps its lanes."""
+        if self._balance is None:
+            return lanes, self._rank
+        whole = Rows.join(lanes)
+        places = dealt(costs(whole, self._balance), self._world_size)[self._rank]
+        return [whole.take(places)], places
 
     def locate(self, step: int, position: int) -> str:
         """Names a sample for messages, by file, row group and row.

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from trainer.config.conditions import Clause, Condition, check_conditions, clauses_of
-from trainer.config.features import DenseFeature, SparseFeature, check_dense, check_sparse, columns_of
+from trainer.config.features import (
+    DenseFeature,
+    SparseFeature,
+    check_dense,
+    check_sparse,
+    columns_beside,
+    columns_of,
+    takes,
+)
 from trainer.config.files import CsvConfig, SegmentsConfig
 from trainer.config.history import HistoryConfig
 from trainer.core.errors import InputError, nearest, some_of
@@ -183,8 +191,9 @@ class DataConfig(Section):
             )
         for name, feature in self.dense.items():
             check_dense(name, feature)
+        of_ids = {name: columns_of(name, one) for name, one in self.sparse.items() if takes(one) == "ids"}
         for name, feature in self.sparse.items():
-            check_sparse(name, feature)
+            check_sparse(name, feature, of_ids)
             self._check_shared_table(name, feature)
         self._check_balance()
         return self
@@ -351,10 +360,17 @@ class DataConfig(Section):
         tables = self.features_of_tables().items()
         return {table: names for table, names in tables if self.sparse[names[0]].ids == "managed"}
 
+    def with_whole_lists(self) -> Self:
+        """Returns the same without rules that compare lists with the row's own item: for a query that has none."""
+        keep = {"without": None, "without_in": None}
+        return self.model_copy(
+            update={"sparse": {name: feature.model_copy(update=keep) for name, feature in self.sparse.items()}}
+        )
+
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
-        beside = (name for one in self.sparse.values() for name in (one.weights, one.times, one.before))
+        beside = (name for one in self.sparse.values() for name in columns_beside(one).values())
         others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives) if name]
         features = [*self.dense.items(), *self.sparse.items()]
         read = [column for name, feature in features for column in columns_of(name, feature)]

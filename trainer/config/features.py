@@ -1,5 +1,6 @@
 """The features: what becomes of the columns of the data before the model sees them; trainer/rules does it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
@@ -9,7 +10,7 @@ from trainer.core.section import MayChange
 from trainer.rules.dense import NumberKeys
 from trainer.rules.derived_ids import TIME_VALUES, TIMES, BucketKeys, CrossKeys, TimeKeys
 from trainer.rules.hashing import HashKeys, OffsetKeys
-from trainer.rules.id_lists import EarlierKeys, MaxIdsKeys, WeightKeys
+from trainer.rules.id_lists import EarlierKeys, MaxIdsKeys, OtherItemsKeys, WeightKeys
 from trainer.rules.managed import ManagedKeys
 from trainer.rules.registry import check_id_rule, lists_ids
 from trainer.rules.vocabulary import VocabularyKeys
@@ -23,6 +24,7 @@ class SparseFeature(  # whose keys stand in the documentation from the last clas
     ManagedKeys,
     VocabularyKeys,
     HashKeys,
+    OtherItemsKeys,
     EarlierKeys,
     MaxIdsKeys,
     OffsetKeys,
@@ -47,6 +49,12 @@ def columns_of(name: str, feature: DenseFeature | SparseFeature) -> list[str]:
     return several or [feature.column or name]
 
 
+def columns_beside(feature: SparseFeature) -> dict[str, str]:
+    """Returns the columns that a rule of a feature reads beside its own, by the rule's key."""
+    keys = ("weights", "times", "before", "without", "without_in")
+    return {key: column for key in keys if (column := getattr(feature, key))}
+
+
 def takes(feature: DenseFeature | SparseFeature) -> Literal["numbers", "times", "ids"]:
     """Returns which values a feature is made of."""
     if feature.transform in TIMES:
@@ -63,8 +71,8 @@ def check_dense(name: str, feature: DenseFeature) -> None:
     feature.check(f"data.dense.{name}")
 
 
-def check_sparse(name: str, feature: SparseFeature) -> None:
-    """Refuses keys of a sparse feature that do not go together; the same errors."""
+def check_sparse(name: str, feature: SparseFeature, columns: Mapping[str, list[str]]) -> None:
+    """Refuses keys of a sparse feature that do not go together; `columns` are those of all features of ids."""
     key, made = f"data.sparse.{name}", made_by(feature)
     check_id_rule(key, feature)
     feature.check_max_ids(key, made)
@@ -72,6 +80,7 @@ def check_sparse(name: str, feature: SparseFeature) -> None:
     _check_made(key, feature)
     feature.check_weights(key, made)
     feature.check_earlier(key, made)
+    feature.check_without(key, made, columns)
     feature.check_salt(key)
     feature.check_vocabulary(key)
     feature.check_managed(key)

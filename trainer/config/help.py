@@ -60,6 +60,9 @@ class Described(NamedTuple):
     keys: list[Key]
 
 
+NOTHING = "unset", "default `[]`", "default `false`"  # defaults that go without saying
+
+
 def command_help(function: Callable[..., Any], arguments: type[pydantic.BaseModel], program: str, example: str) -> str:
     """Returns what a command does, its own flags and an example.
 
@@ -143,7 +146,8 @@ def _is_within(path: str, name: str) -> bool:
 
 def _facts(key: Key) -> str:
     default = key.default if key.default in ("required", "unset") else f"default {key.default}"
-    return f"{key.meaning} ({key.type}; {default})".replace("`", "")
+    facts = [key.type] if default in NOTHING else [key.type, default]
+    return f"{key.meaning} ({'; '.join(facts)})".replace("`", "")
 
 
 def _width() -> int:

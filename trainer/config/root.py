@@ -8,8 +8,9 @@ from typing import Any, Self
 import pydantic
 import tomli_w
 
+from trainer.config.check_model import check_model
 from trainer.config.data import DataConfig
-from trainer.config.model import ModelConfig, check_model
+from trainer.config.model import ModelConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.tasks import TaskConfig, check_task

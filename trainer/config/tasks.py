@@ -10,7 +10,7 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import OWN, InputError, nearest, some_of
 from trainer.core.section import MayChange, Section
 
-Output = Literal["logit", "log_probability", "value", "vectors"]
+Output = Literal["logit", "log_probability", "value", "log_value", "vectors"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ LOSS_KINDS = {
     "squared": LossKind(("value",), numeric=True),
     "absolute": LossKind(("value",), numeric=True),
     "huber": LossKind(("value",), options=("delta",), numeric=True),
+    "poisson": LossKind(("log_value",), numeric=True),
     "jrc": LossKind(("logit",), (2,), ("alpha", "across"), grouped=True),
     "bpr": LossKind(("logit", "value"), (), ("across",), numeric=True, grouped=True),
     "in_batch_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "log_q", "across")),
@@ -76,7 +77,8 @@ class TaskConfig(Section):
     loss: str = "binary"
     """Its loss (see docs/guides/tasks.md); package.module:function for one of your own."""
     output: Output | None = None
-    """Meaning of its prediction: logit, log_probability, value, or a pair of vectors. Unset: as the loss takes it."""
+    """Meaning of its prediction: logit, log_probability, value, log_value (the logarithm of a value), or a pair of
+    vectors. Unset: as the loss takes it."""
     label_smoothing: float = pydantic.Field(default=0.0, ge=0, lt=1)
     """Fraction of every label that binary and softmax spread evenly over the classes."""
     gamma: pydantic.NonNegativeFloat = 2.0
@@ -84,7 +86,8 @@ class TaskConfig(Section):
     alpha: float = pydantic.Field(default=0.5, ge=0, le=1)
     """In focal, the weight of positives; negatives weigh 1 - alpha. In jrc, the weight of calibration."""
     mean: float = 0.0
-    """Of an output value: the prediction is the model's output times std, plus this. Set both as the label has them."""
+    """Of an output value or log_value: the prediction is the model's output times std, plus this. Set both as the
+    label, or its logarithm, has them."""
     std: pydantic.PositiveFloat = 1.0
     """See mean. A weight of 1 / std^2 beside it brings a squared loss to about 1, whatever the label's unit."""
     delta: pydantic.PositiveFloat = 1.0
@@ -190,7 +193,7 @@ def _check_options(key: str, task: TaskConfig) -> None:
 
 
 def _check_scale(key: str, task: TaskConfig) -> None:
-    if (task.mean, task.std) != (0.0, 1.0) and task.output != "value":
+    if (task.mean, task.std) != (0.0, 1.0) and task.output not in ("value", "log_value"):
         raise InputError(
             f"{key}.mean is {task.mean:g} and {key}.std is {task.std:g}, but its prediction is a {task.output}, which "
             "has no unit; leave them out, or use a loss of values"

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.config.features import SparseFeature, columns_of, takes
+from trainer.config.features import SparseFeature, columns_beside, columns_of, takes
 from trainer.core.errors import InputError, some_of
 from trainer.data.files import DataFiles
 from trainer.rules.derived_ids import check_single, check_time
 from trainer.rules.hashing import check_integers
-from trainer.rules.id_lists import check_earlier, check_lists, check_weight_type
+from trainer.rules.id_lists import check_earlier, check_lists, check_weight_type, check_without
 from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
@@ -66,8 +66,8 @@ def uses(config: DataConfig) -> list[Use]:
 
 
 def _uses_of_ids(key: str, name: str, feature: SparseFeature) -> list[Use]:
-    beside = {"weights": feature.weights, "times": feature.times, "before": feature.before}
-    found = [Use(f"{key}.{of}", column, False) for of, column in beside.items() if column]
+    beside = columns_beside(feature).items()
+    found = [Use(f"{key}.{of}", column, of.startswith("without")) for of, column in beside]
     if takes(feature) == "times":
         return found
     of_ids = takes(feature) == "ids"
@@ -209,6 +209,7 @@ def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[st
                 numbers += columns
             elif isinstance(feature, SparseFeature):
                 check_earlier(file, schema, columns[0], key, feature)
+                check_without(file, schema, columns[0], key, feature)
                 for column in columns:
                     dtype = schema.field(column).type
                     check_lists(file, column, dtype, key, feature)

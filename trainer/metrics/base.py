@@ -15,8 +15,8 @@ class Samples(NamedTuple):
     """Samples of a task.
 
     Attributes:
-        predictions: `[B]` float64, as logits if they are logits or log-probabilities; `[B, C]` for class scores,
-            `[B, 2, D]` for vectors.
+        predictions: `[B]` float64, as logits if they are logits or log-probabilities, and as values if they are
+            logarithms of values; `[B, C]` for class scores, `[B, 2, D]` for vectors.
         labels: `[B]` float64.
         weights: `[B]` float64, as in the loss of the task; 0 for padding.
         scores: The predictions as the model gave them, float32.
@@ -82,8 +82,8 @@ class Metric(Sums):
 
     Attributes:
         higher_is_better: The direction that is better; None if neither is.
-        takes: The kind of prediction that it takes; None for any. `update` gets a "probability" as a logit, other kinds
-            as the model gives them.
+        takes: The kind of prediction that it takes; None for any. `update` gets a "probability" as a logit, a "count"
+            as the value, other kinds as the model gives them.
     """
 
     higher_is_better: ClassVar[bool | None] = None

@@ -5,12 +5,11 @@ from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
 from trainer.core.errors import InputError
 from trainer.metrics.registry import (
-    METRICS,
-    METRICS_OF_VECTORS,
     BuiltIn,
     Kind,
     built_in,
     higher_is_better,
+    metrics_for,
     metrics_of,
     own_metric,
     prediction_kind,
@@ -19,6 +18,7 @@ from trainer.metrics.registry import (
 WORDS = {
     "probability": "a logit or a log-probability",
     "value": "a value",
+    "count": "the logarithm of a value",
     "classes": "scores of classes",
     "vectors": "vectors",
 }
@@ -49,8 +49,7 @@ def _check_kind(key: str, metric: str, name: str, task: TaskConfig) -> None:
     kind = prediction_kind(task)
     takes = _takes(key, metric, kind)
     if takes and kind not in takes:
-        known = METRICS_OF_VECTORS if kind == "vectors" else METRICS
-        suited = ", ".join(name for name, entry in known.items() if kind in entry.takes)
+        suited = ", ".join(name for name, entry in metrics_for(kind).items() if kind in entry.takes)
         raise InputError(
             f"{key} has '{metric}', which takes {' or '.join(WORDS[one] for one in takes)}, but tasks.{name} gives "
             f"{WORDS[kind]}; set tasks.{name}.metrics to some of: {suited}"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
-from trainer.config.tasks import TaskConfig
+from trainer.config.tasks import Output, TaskConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
@@ -116,7 +116,7 @@ def _samples(outputs: BatchOutputs, task: TaskConfig, data: DataConfig) -> Sampl
     if prediction_kind(task) == "probability" and scores.dim() == 2:
         scores = scores[:, 1] - scores[:, 0]  # a score for each of the two classes, whose logit is their difference
     return Samples(
-        predictions=_logits(scores.double()) if task.output == "log_probability" else scores.double(),
+        predictions=_meant(scores.double(), task.output),
         labels=outputs.labels[:, labels.index(str(task.label))].double(),
         weights=outputs.weights.double() * subspace_factor(task, labels, outputs.labels),
         scores=scores,
@@ -126,6 +126,11 @@ def _samples(outputs: BatchOutputs, task: TaskConfig, data: DataConfig) -> Sampl
     )
 
 
-def _logits(log_probabilities: Tensor) -> Tensor:
-    """Returns the logits of log-probabilities; 0 and minus infinity are taken as the nearest other float32."""
-    return to_logit(log_probabilities.clamp(FLOAT32.min, -FLOAT32.tiny))
+def _meant(scores: Tensor, output: Output | None) -> Tensor:
+    """Returns the logits of log-probabilities, the values of their logarithms, and other predictions as they are.
+
+    Log-probabilities of 0 and minus infinity are taken as the nearest other float32.
+    """
+    if output == "log_probability":
+        return to_logit(scores.clamp(FLOAT32.min, -FLOAT32.tiny))
+    return scores.exp() if output == "log_value" else scores

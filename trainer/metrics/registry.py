@@ -7,12 +7,13 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from trainer.config.root import Config
-from trainer.config.tasks import TaskConfig
+from trainer.config.tasks import Output, TaskConfig
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 
-Kind = Literal["probability", "value", "classes", "vectors"]
-"""What a prediction is: a probability (as its logit or logarithm), a value, a score for each class, or vectors."""
+Kind = Literal["probability", "value", "count", "classes", "vectors"]
+"""What a prediction is: a probability (as its logit or logarithm), a value, a value above 0 (as its logarithm), a score
+for each class, or vectors."""
 
 
 class BuiltIn(NamedTuple):
@@ -52,7 +53,12 @@ def _binary(function: str, accumulator: str, higher_is_better: bool | None) -> B
 
 def _of_values(function: str, higher_is_better: bool) -> BuiltIn:
     module = "trainer.metrics.values_and_classes"
-    return BuiltIn(f"{module}:Errors", f"{module}:{function}", ("value",), higher_is_better)
+    return BuiltIn(f"{module}:Errors", f"{module}:{function}", ("value", "count"), higher_is_better)
+
+
+def _of_counts(function: str, higher_is_better: bool | None) -> BuiltIn:
+    module = "trainer.metrics.values_and_classes"
+    return BuiltIn(f"{module}:CountSums", f"{module}:{function}", ("count",), higher_is_better)
 
 
 def _of_classes(function: str, higher_is_better: bool) -> BuiltIn:
@@ -61,7 +67,7 @@ def _of_classes(function: str, higher_is_better: bool) -> BuiltIn:
 
 
 def _of_groups(function: str, binary: bool = False) -> BuiltIn:
-    module, kinds = "trainer.metrics.groups", ("probability", "value")
+    module, kinds = "trainer.metrics.groups", ("probability", "value", "count")
     return BuiltIn(f"{module}:GroupedSamples", f"{module}:{function}", kinds, True, binary, grouped=True)
 
 
@@ -85,6 +91,7 @@ METRICS = {
     "mse": _of_values("mse", False),
     "rmse": _of_values("rmse", False),
     "r2": _of_values("r2", True),
+    "poisson_deviance": _of_counts("poisson_deviance", False),
     "accuracy": _of_classes("accuracy", True),
     "cross_entropy": _of_classes("cross_entropy", False),
     "gauc": _of_groups("gauc", binary=True),
@@ -94,16 +101,20 @@ METRICS = {
     "recall@k": _of_groups("recall"),
     "hit_rate@k": _of_groups("hit_rate"),
 }
-METRICS_OF_VECTORS = {
-    "recall@k": _of_items("recall"),
-    "hit_rate@k": _of_items("recall"),  # as every query has one item to be found
-    "ndcg@k": _of_items("ndcg"),
-    "mrr": _of_items("mrr"),
+METRICS_OF_KIND: dict[Kind | None, dict[str, BuiltIn]] = {
+    "vectors": {
+        "recall@k": _of_items("recall"),
+        "hit_rate@k": _of_items("recall"),  # as every query has one item to be found
+        "ndcg@k": _of_items("ndcg"),
+        "mrr": _of_items("mrr"),
+    },
+    "count": {"calibration": _of_counts("calibration", None)},
 }
-"""The metrics of METRICS that rank all items, instead of the samples of a group, if predictions are vectors."""
+"""What metrics of METRICS are for predictions of a kind: of vectors, all items are ranked, not samples of a group."""
 DEFAULTS: dict[Kind, list[str]] = {
     "probability": ["auc", "normalized_entropy", "log_loss", "calibration", "label_rate"],
     "value": ["mae", "rmse"],
+    "count": ["poisson_deviance", "calibration", "mae", "rmse"],
     "classes": ["accuracy", "cross_entropy"],
     "vectors": [],
 }
@@ -118,7 +129,13 @@ def prediction_kind(task: TaskConfig) -> Kind:
     """Returns the kind of a task's prediction."""
     if task.loss == "softmax":
         return "classes"
-    return task.output if task.output in ("value", "vectors") else "probability"
+    kinds: dict[Output | None, Kind] = {"value": "value", "log_value": "count", "vectors": "vectors"}
+    return kinds.get(task.output, "probability")
+
+
+def metrics_for(kind: Kind | None) -> dict[str, BuiltIn]:
+    """Returns the metrics by name, as they are for a kind of prediction."""
+    return METRICS | METRICS_OF_KIND.get(kind, {})
 
 
 def built_in(name: str, kind: Kind | None = None) -> tuple[BuiltIn, tuple[float, ...]] | None:
@@ -128,7 +145,7 @@ def built_in(name: str, kind: Kind | None = None) -> tuple[BuiltIn, tuple[float,
         name: The name.
         kind: The kind of prediction, which decides between metrics of one name.
     """
-    metrics = METRICS | METRICS_OF_VECTORS if kind == "vectors" else METRICS
+    metrics = metrics_for(kind)
     if name in metrics and "@" not in name:
         return metrics[name], ()
     stem, _, written = name.partition("@")
@@ -198,5 +215,6 @@ def metrics_of(task: str, config: Config) -> tuple[str, list[str]]:
     if config.evaluate.metrics is not None:
         return "evaluate.metrics", config.evaluate.metrics
     numeric = settings.label in config.data.numeric_labels
-    names = [name for name in DEFAULTS[prediction_kind(settings)] if not (numeric and METRICS[name].binary)]
+    kind = prediction_kind(settings)
+    names = [name for name in DEFAULTS[kind] if not (numeric and metrics_for(kind)[name].binary)]
     return "evaluate.metrics", names

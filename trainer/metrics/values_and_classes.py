@@ -1,4 +1,4 @@
-"""Metrics of predicted values and of predicted classes, weighted, in float64."""
+"""Metrics of predicted values, counts and classes, weighted, in float64."""
 
 import math
 
@@ -44,6 +44,30 @@ def r2(sums: Tensor) -> dict[str, float]:
     weight, _, squared, label, label_squared = sums.tolist()
     mean = ratio(label, weight)[""]
     return {"": 1 - ratio(squared, label_squared - label * mean)[""]}
+
+
+class CountSums(Sums):
+    """Sums of weights, of predicted values, of labels and of Poisson deviances, `[4]`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, (4,))
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Adds to the sums; the predictions are values above 0, not logits."""
+        deviances = 2 * (torch.xlogy(labels, labels / logits) - labels + logits)
+        self.state += (weights * torch.stack([torch.ones_like(labels), logits, labels, deviances])).sum(1)
+
+
+def poisson_deviance(sums: Tensor) -> dict[str, float]:
+    """Returns the mean Poisson deviance: twice how much likelier, in logarithms, the labels would be of themselves."""
+    weight, *_, deviance = sums.tolist()
+    return ratio(deviance, weight)
+
+
+def calibration(sums: Tensor) -> dict[str, float]:
+    """Returns the sum of the predicted values over the sum of the labels; 1 is best."""
+    _, predicted, label, _ = sums.tolist()
+    return ratio(predicted, label)
 
 
 class ClassSums(Sums):

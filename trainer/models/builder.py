@@ -15,6 +15,7 @@ from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
 from trainer.models.hidden_layers import ACTIVATIONS
 from trainer.models.normalization import BatchNorm, LayerNorm
+from trainer.models.recompute import recompute_parts
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
 MODELS = {
@@ -29,6 +30,7 @@ MODELS = {
     "din": "trainer.models.din:din",
     "sasrec": "trainer.models.sasrec:sasrec",
     "hstu": "trainer.models.hstu:hstu",
+    "dlrm_hstu": "trainer.models.dlrm_hstu:dlrm_hstu",
     "recency": "trainer.models.recency:recency",
     "two_tower": "trainer.models.two_tower:two_tower",
 }
@@ -115,4 +117,9 @@ def build_model_with_loss(
         InputError: The model or a loss is unknown, or the model cannot be built from these features.
     """
     model = build_model(config.data, config.model, config.predictions(), device)
+    if config.train.recompute and not recompute_parts(model):
+        raise InputError(
+            f"train.recompute is true, but model.name '{config.model.name}' has no part that can be computed again; "
+            "leave it out, or use sasrec, hstu or dlrm_hstu"
+        )
     return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, dtype)

@@ -8,10 +8,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.base import ModelInputs
-from trainer.models.sequence_model import TIME_BUCKETS, SequenceModel, sequence_dimension, time_buckets, within
+from trainer.models.blocked_attention import silu_attention
+from trainer.models.recompute import Recomputable
+from trainer.models.sequence_model import (
+    TIME_BUCKETS,
+    SequenceModel,
+    at_the_beginning,
+    at_the_end,
+    looked_up,
+    sequence_dimension,
+    time_buckets,
+    within,
+)
 
 
-class TransductionUnit(nn.Module):
+class TransductionUnit(Recomputable):
     """Gated attention without a softmax: the sum of the weights is the strength of an interest.
 
     Args:
@@ -22,38 +33,55 @@ class TransductionUnit(nn.Module):
 
     def __init__(self, dimension: int, length: int, inputs: ModelInputs) -> None:
         super().__init__()
-        self._heads, self._length, device = inputs.config.attention_heads, length, inputs.device
+        config, device = inputs.config, inputs.device
+        self._heads, self._length, self._block = config.attention_heads, length, config.attention_block
         self.norm, self.attended_norm = (nn.LayerNorm(dimension, device=device) for _ in range(2))
         self.projections = nn.Linear(dimension, 4 * dimension, device=device)
         self.output = nn.Linear(dimension, dimension, device=device)
         self.dropout = inputs.dropout(from_the_end=True)
         self.by_distance = nn.Parameter(torch.zeros(length, device=device))
-        self.by_time = nn.Parameter(torch.zeros(TIME_BUCKETS, device=device)) if inputs.config.target_time else None
+        self.by_time = nn.Parameter(torch.zeros(TIME_BUCKETS, device=device)) if config.target_time else None
 
-    def forward(self, tokens: Tensor, present: Tensor, buckets: Tensor | None, asking: int) -> Tensor:
+    def forward(self, tokens: Tensor, present: Tensor, times: tuple[Tensor, Tensor] | None, asking: int) -> Tensor:
         """Returns the states of the last tokens, `[B, asking, D]`.
 
         Args:
             tokens: `[B, L, D]`.
             present: Which tokens are no padding, `[B, L]`.
-            buckets: The bucket of the time from each token, in dimension 2, to each other one, `[B, L, L]`.
+            times: When each token asks, and when it was, in seconds, `[B, L]` each.
             asking: How many tokens have a state.
         """
         gates, *parts = functional.silu(self.projections(self.norm(tokens))).chunk(4, dim=2)
         values, queries, keys = (one.unflatten(2, (self._heads, -1)).transpose(1, 2) for one in parts)
         others = tokens.shape[1] - asking
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        bias = _looked_up(self.by_distance, (place[others:, None] - place).clamp(min=0))
-        if self.by_time is not None and buckets is not None:
-            bias = (bias + _looked_up(self.by_time, buckets[:, others:]))[:, None]
-        weights = functional.silu(queries[:, :, others:] @ keys.mT + bias).tril(others)  # a token sees none after it
-        attended = (weights @ (values * present[:, None, :, None]) / self._length).transpose(1, 2).flatten(2)
-        return tokens[:, others:] + self.output(self.dropout(self.attended_norm(attended) * gates[:, others:]))
+        attended = silu_attention(
+            queries[:, :, others:],
+            keys,
+            values * present[:, None, :, None],
+            divisor=self._length,
+            block=self._block,
+            bias=RelativeBias(self.by_distance, self.by_time, times),
+        )
+        gated = self.attended_norm(attended.transpose(1, 2).flatten(2)) * gates[:, others:]
+        return tokens[:, others:] + self.output(self.dropout(gated))
 
 
-def _looked_up(bias: Tensor, places: Tensor) -> Tensor:
-    # On a CPU the gradient of bias[places] takes twice as long, and that of an embedding sixty times.
-    return bias.index_select(0, places.flatten()).view(places.shape)
+class RelativeBias:
+    """The bias of two tokens by how many tokens and how much time apart they are."""
+
+    def __init__(self, by_distance: Tensor, by_time: Tensor | None, times: tuple[Tensor, Tensor] | None) -> None:
+        self.weights = [by_distance] if by_time is None else [by_distance, by_time]
+        self._times = times
+
+    def __call__(self, queries: slice, keys: slice) -> Tensor:
+        """Returns the bias between the tokens in these places, `[B or 1, 1, n, k]`."""
+        place = torch.arange(keys.stop, device=self.weights[0].device)
+        bias = looked_up(self.weights[0], (place[queries, None] - place).clamp(min=0))[None, None]
+        if self._times is None:
+            return bias
+        asks, was = self._times
+        buckets = time_buckets((asks[:, queries, None] - was[:, None, keys]).clamp(min=1))
+        return bias + looked_up(self.weights[1], buckets)[:, None]
 
 
 class LastToken(nn.Module):
@@ -99,41 +127,28 @@ class LastToken(nn.Module):
             present = functional.pad(self._for_each_token(present), (0, 1), value=True)
         tokens, times = self.dropout(tokens), others[numbers:]
         every = self.training and self._every_position
-        buckets = self._buckets(at_the_end(times[0], lengths), times[1][:, None]) if times else None
+        of_tokens = self._times(at_the_end(times[0], lengths), times[1][:, None]) if times else None
         for place, unit in enumerate(self.units, 1):
             # Nobody reads the other states of the last unit.
             is_last = place == len(self.units) and not every
-            tokens = unit(tokens, present, buckets, 1 if is_last else tokens.shape[1])
+            tokens = unit(tokens, present, of_tokens, 1 if is_last else tokens.shape[1])
         if every:
             return self.norm(at_the_beginning(tokens, lengths))
         return self.norm(tokens[:, -1]) * present[:, -1:]
 
-    def _buckets(self, times: Tensor, now: Tensor) -> Tensor:
-        """Returns the bucket of the seconds between any two tokens, `[B, L, L]`.
+    def _times(self, times: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns when each token asks, and when it was, `[B, L]` each.
 
-        To find the next item, they end at the time of the item that comes next.
+        To find the next item, a token asks at the time of the item that comes next.
         """
         until = torch.cat([times[:, 1:], now], dim=1)
-        if not self._retrieves:
-            times = until = torch.cat([self._for_each_token(times), now], dim=1)
-        return time_buckets((until[:, :, None] - times[:, None]).clamp(min=1))
+        if self._retrieves:
+            return until, times
+        times = torch.cat([self._for_each_token(times), now], dim=1)
+        return times, times
 
     def _for_each_token(self, of_items: Tensor) -> Tensor:
         return of_items[:, :, None].expand(-1, -1, self._tokens).flatten(1)
-
-
-def at_the_end(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Returns what is padded at the end, `[B, L, ...]`, padded at the beginning, with any values."""
-    length = padded.shape[1]
-    places = (torch.arange(length, device=padded.device) - (length - lengths.long())[:, None]).clamp(min=0)
-    return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
-
-
-def at_the_beginning(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Returns what is padded at the beginning, `[B, L, ...]`, padded at the end, with any values."""
-    length = padded.shape[1]
-    places = (torch.arange(length, device=padded.device) + (length - lengths.long())[:, None]).clamp(max=length - 1)
-    return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
 
 
 def hstu(inputs: ModelInputs) -> nn.Module:

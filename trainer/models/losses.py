@@ -71,8 +71,17 @@ def huber(value: Tensor, label: Tensor, delta: float = 1.0) -> Tensor:
     return functional.huber_loss(value, label, reduction="none", delta=delta)
 
 
+def poisson(log_value: Tensor, label: Tensor) -> Tensor:
+    """Returns e^z - y z of logarithms of values `[B]` and labels from 0 up; NaN where a label is below 0.
+
+    That is the negative logarithm of a count's probability by Poisson, without what does not depend on z.
+    """
+    each = functional.poisson_nll_loss(log_value, label, log_input=True, reduction="none")
+    return each.where(label >= 0, torch.nan)
+
+
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    loss.__name__: loss for loss in (binary, focal, softmax, squared, absolute, huber)
+    loss.__name__: loss for loss in (binary, focal, softmax, squared, absolute, huber, poisson)
 }
 """Each takes predictions, labels, and the options of a task that `LOSS_KINDS` lists for it."""
 

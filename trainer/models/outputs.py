@@ -26,7 +26,7 @@ class ModelOutput:
         prediction: Name of the model's prediction.
         columns: Columns of the prediction, where a model returns all of them as one tensor.
         compute: Returns the column from the prediction.
-        mean: What is added to a prediction that is a value, after it is multiplied.
+        mean: What is added to a prediction that is a value or its logarithm, after it is multiplied.
         std: What it is multiplied by.
     """
 
@@ -48,7 +48,11 @@ def model_outputs(config: Config) -> list[ModelOutput]:
 
 def compute_outputs(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> dict[str, Tensor]:
     """Returns the outputs by name, float32, from what a model returns: by name, or `[B, T]` in order."""
-    named = by_name(outputs, predictions)
+    return outputs_by_name(outputs, by_name(outputs, predictions))
+
+
+def outputs_by_name(outputs: list[ModelOutput], named: Predictions) -> dict[str, Tensor]:
+    """Returns the outputs by name from the result of `by_name`, which has values in their unit already."""
     return {output.name: output.compute(named[output.prediction]) for output in outputs}
 
 
@@ -89,8 +93,8 @@ def _kind_of(task: TaskConfig) -> tuple[OutputKind, Callable[[Tensor], Tensor]]:
         return "score", _unchanged
     if task.loss == "softmax":
         return "probabilities", partial(torch.softmax, dim=1)
-    if task.output == "value":
-        return "value", _unchanged
+    if task.output in ("value", "log_value"):
+        return "value", torch.exp if task.output == "log_value" else _unchanged
     return "probability", torch.exp if task.output == "log_probability" else _probability
 
 

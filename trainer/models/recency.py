@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.sequence_model import TIME_BUCKETS, SequenceModel, sequence_dimension, time_buckets, within
+from trainer.models.sequence_model import (
+    TIME_BUCKETS,
+    SequenceModel,
+    looked_up,
+    sequence_dimension,
+    time_buckets,
+    within,
+)
 
 
 class LatestItems(nn.Module):
@@ -38,18 +45,14 @@ class LatestItems(nn.Module):
         """
         places = torch.arange(history.shape[1], device=history.device)
         ages = (lengths.long()[:, None] - 1 - places).clamp(min=0)
-        weights, columns = _looked_up(self.by_place, ages), 1 + _looked_up(self.columns_by_place, ages)
+        weights, columns = looked_up(self.by_place, ages), 1 + looked_up(self.columns_by_place, ages)
         if self.by_time is not None and self.columns_by_time is not None and times:
             # One second more, so that the first bucket is that of 0 seconds.
             buckets = time_buckets((times[1][:, None] - times[0]).clamp(min=0) + 1)
-            weights = weights + _looked_up(self.by_time, buckets)
-            columns = columns + _looked_up(self.columns_by_time, buckets)
+            weights = weights + looked_up(self.by_time, buckets)
+            columns = columns + looked_up(self.columns_by_time, buckets)
         weights = weights.exp() * within(lengths, history.shape[1])
         return (weights[:, :, None] * columns * self.dropout(history)).sum(1)
-
-
-def _looked_up(weights: Tensor, places: Tensor) -> Tensor:
-    return weights.index_select(0, places.flatten()).view(*places.shape, *weights.shape[1:])
 
 
 def recency(inputs: ModelInputs) -> nn.Module:

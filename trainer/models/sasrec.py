@@ -6,10 +6,11 @@ from torch.nn import functional
 
 from trainer.models.base import ModelInputs
 from trainer.models.hidden_layers import activation
+from trainer.models.recompute import Recomputable
 from trainer.models.sequence_model import SequenceModel, sequence_dimension
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(Recomputable):
     """Causal self-attention, then two layers for each item by itself; both with a residual and a norm before."""
 
     def __init__(self, dimension: int, inputs: ModelInputs) -> None:

@@ -90,7 +90,7 @@ class _Network(nn.Module):
 
     def forward(self, vector: Tensor, target: list[JaggedTensor], history: dict[str, JaggedTensor]) -> Tensor:
         """Returns logits `[B, T]`, from the target and its time, and from the history and what goes with its items."""
-        item, *time = _each(target)
+        item, *time = at_most_one(target)
         parts = [vector, item]
         if self.interest is None:
             return self.over(torch.cat(parts, dim=1))
@@ -126,7 +126,7 @@ class _NextItem(nn.Module):
             history: The history, and what goes with its items.
             rows: The rows of the target and of the history in their table, to train at every position.
         """
-        item, *time = _each(target)
+        item, *time = at_most_one(target)
         if self._config.every_position and self.training:
             assert rows is not None
             return self._at_every_position([item, *time], history, *rows)
@@ -160,7 +160,7 @@ class _NextItem(nn.Module):
         }
 
 
-def _each(target: list[JaggedTensor]) -> list[Tensor]:
+def at_most_one(target: list[JaggedTensor]) -> list[Tensor]:
     """Returns sequences of at most one as `[B, ...]`, zeros where there is none."""
     return [one.to_padded_dense(1).squeeze(1) for one in target]
 
@@ -332,6 +332,26 @@ def sequence_dimension(inputs: ModelInputs) -> int:
 def within(lengths: Tensor, length: int) -> Tensor:
     """Returns whether each place of a padded sequence is inside it, `[B, L]`, from lengths `[B]`."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def at_the_end(padded: Tensor, lengths: Tensor) -> Tensor:
+    """Returns what is padded at the end, `[B, L, ...]`, padded at the beginning, with any values."""
+    length = padded.shape[1]
+    places = (torch.arange(length, device=padded.device) - (length - lengths.long())[:, None]).clamp(min=0)
+    return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
+
+
+def at_the_beginning(padded: Tensor, lengths: Tensor) -> Tensor:
+    """Returns what is padded at the beginning, `[B, L, ...]`, padded at the end, with any values."""
+    length = padded.shape[1]
+    places = (torch.arange(length, device=padded.device) + (length - lengths.long())[:, None]).clamp(max=length - 1)
+    return padded.gather(1, places.view(*places.shape, *(1 for _ in padded.shape[2:])).expand_as(padded))
+
+
+def looked_up(weights: Tensor, places: Tensor) -> Tensor:
+    """Returns the weights in these places, `[..., *]` from `[R, *]` and `[...]`."""
+    # On a CPU the gradient of weights[places] takes twice as long, and that of an embedding sixty times.
+    return weights.index_select(0, places.flatten()).view(*places.shape, *weights.shape[1:])
 
 
 def time_buckets(seconds: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ The step says it before each forward, in place of an argument to every module.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -45,20 +45,19 @@ class StepSamples(nn.Module):
         """Has the samples counted in each step."""
         self._counts = True
 
-    def begin(self, seed: int, step: int, first: int, weights: Tensor, world_size: int = 1) -> None:
+    def begin(self, seed: int, step: int, places: Tensor, weights: Tensor, world_size: int = 1) -> None:
         """Says which samples come next.
 
         Args:
             seed: The seed of the run.
             step: The step.
-            first: Place of the first of them in the global batch.
+            places: Their places in the global batch, `[B]` int64.
             weights: Their weights, `[B]`.
             world_size: Number of ranks that compute samples of the same step.
         """
         self._world_size = world_size
         if self._layers:
             (of_step,) = np.random.SeedSequence((seed, step)).generate_state(1, np.uint64).view(np.int64).tolist()
-            places = torch.arange(first, first + len(weights), device=weights.device)
             self.keys = splitmix64(places + of_step).int()
         if self._counts:
             self.counted = (weights > 0).float()
@@ -79,11 +78,25 @@ class StepSamples(nn.Module):
         if not (self._layers and self.training):
             yield
             return
-        whole, self.keys = self.keys, self.keys[torch.from_numpy(places).to(self.keys.device)]
-        try:
+        with _Keys(self, self.keys[torch.from_numpy(places).to(self.keys.device)]):
             yield
-        finally:
-            self.keys = whole
+
+    def now_and_later(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Returns a block for now, and one in which the networks compute the samples of now, any number of times."""
+        return nullcontext(), _Keys(self, self.keys)
+
+
+class _Keys(AbstractContextManager[None]):
+    """A block with other keys of samples."""
+
+    def __init__(self, samples: StepSamples, keys: Tensor) -> None:
+        self._samples, self._keys, self._before = samples, keys, keys
+
+    def __enter__(self) -> None:
+        self._before, self._samples.keys = self._samples.keys, self._keys
+
+    def __exit__(self, *_: object) -> None:
+        self._samples.keys = self._before
 
 
 def samples_of(model: nn.Module) -> StepSamples:

@@ -55,7 +55,7 @@ class TaskLoss:
         if task.compares_samples:
             self._over_samples = LossOverSamples(self._loss, rows.total if task.across == "lane" else None)
         self.is_across_ranks = task.compares_samples and task.across != "lane"
-        self.checks_labels = task.loss == "softmax"
+        self.checks_labels = task.loss in ("softmax", "poisson")
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`, times the task's weights."""
@@ -73,7 +73,7 @@ class TaskLoss:
         return each * (factor * self._task.weight)
 
     def check_labels(self, predictions: Predictions, batch: Batch) -> None:
-        """Refuses labels that are not class numbers; on a GPU the loss of such a sample is NaN.
+        """Refuses labels that are not class numbers, or counts below 0; on a GPU the loss of such a sample is NaN.
 
         Raises:
             InputError: The message names the label and its value.
@@ -82,12 +82,19 @@ class TaskLoss:
             return
         if batch.labels.is_cuda:  # it would have to be waited for in every step
             return
-        label, classes = batch.labels[:, self._label], self._prediction(predictions).shape[1]
-        if len(wrong := label[~are_classes(label, classes)]):
+        label = batch.labels[:, self._label]
+        if self._task.loss == "poisson":
+            wrong, why = label[label < 0], "the loss 'poisson' takes labels from 0 up; correct the data"
+        else:
+            classes = self._prediction(predictions).shape[1]
+            wrong = label[~are_classes(label, classes)]
+            why = (
+                f"the model gives {classes} classes for '{self._task.prediction}', whose numbers are 0 to "
+                f"{classes - 1}; correct the data, or give the model more classes"
+            )
+        if len(wrong):
             raise InputError(
-                f"{self._key}.label is '{self._task.label}', a column with the value {wrong[0].item():g}, but the "
-                f"model gives {classes} classes for '{self._task.prediction}', whose numbers are 0 to {classes - 1}; "
-                "correct the data, or give the model more classes"
+                f"{self._key}.label is '{self._task.label}', a column with the value {wrong[0].item():g}, but {why}"
             )
 
     def _prediction(self, predictions: Predictions) -> Tensor:

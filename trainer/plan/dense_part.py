@@ -133,7 +133,7 @@ def _rows(config: Config, world_size: int) -> tuple[int, int]:
 def _step(config: Config, model: ModelWithLoss, optimizers: list[Any], batch: Batch) -> None:
     for optimizer in optimizers:
         optimizer.zero_grad()
-    samples_of(model).begin(config.train.seed, 1, 0, batch.weights)
+    samples_of(model).begin(config.train.seed, 1, batch.places, batch.weights)
     predictions = model.losses.named(model.predict(batch))
     if _needs_other_ranks(config):
         loss = torch.stack([prediction.sum() for prediction in predictions.values()]).sum()
@@ -293,4 +293,5 @@ def _batch(config: Config, samples: int) -> Batch:
         scale=torch.empty(()),
         groups=torch.empty(samples, len(data.groups), dtype=torch.int64),
         log_q=torch.empty(samples),
+        places=torch.empty(samples, dtype=torch.int64),
     )

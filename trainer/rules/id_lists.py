@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pydantic
 
-from trainer.core.errors import InputError
+from trainer.core.errors import InputError, nearest
 from trainer.rules.base import SparseKeys
-from trainer.rules.plain_types import as_lists, is_list, is_number, offsets_of, plain_type, to_numbers
+from trainer.rules.plain_types import as_lists, is_list, is_number, meaning, offsets_of, plain_type, to_numbers
 
 GREATEST = (2 - 2**-23) * 2.0**127  # the greatest float32
 
@@ -116,6 +116,61 @@ def are_earlier(times: np.ndarray, now: np.ndarray, within_seconds: int | None) 
     """Returns which times are before `now` and no older than the window, `[N]`, from seconds `[N]`."""
     earlier = times < now
     return earlier if within_seconds is None else earlier & (times >= now - within_seconds)
+
+
+class OtherItemsKeys(SparseKeys):
+    """The keys that take the sample's own item out of its history."""
+
+    without: str | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    """Column with a single id, of another feature: equal ids are left out, such as a sample's own item in a history
+    that has the event to predict. Unset: all ids stay."""
+    without_in: str | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    """Column with the list of ids that are compared, where this feature's list goes with it, such as ratings of items.
+    Unset: this feature's own."""
+
+    def check_without(self, key: str, made: str | None, columns: Mapping[str, list[str]]) -> None:
+        """Refuses columns of no feature, and made ids.
+
+        Args:
+            key: The feature's section.
+            made: The key that makes ids.
+            columns: The columns of the sparse features of ids.
+        """
+        if self.without is None and self.without_in is not None:
+            raise InputError(
+                f"{key}.without_in is '{self.without_in}', but {key}.without is unset; name the column of the sample's "
+                "own id, or leave it out"
+            )
+        if self.without is not None and made:
+            raise InputError(
+                f"{key}.without is '{self.without}', which chooses ids of a list, but {key}.{made} makes one id; leave "
+                "it out"
+            )
+        known = {column for of_feature in columns.values() for column in of_feature}
+        for rule, column in (("without", self.without), ("without_in", self.without_in)):
+            if column is not None and column not in known:
+                raise InputError(f"{key}.{rule} is '{column}', which no sparse feature has{nearest(column, known)}")
+
+
+def check_without(file: str, schema: pa.Schema, column: str, key: str, feature: OtherItemsKeys) -> None:
+    """Refuses ids that are not in lists, an own item that is one, and ids of another kind than the own item's."""
+    if feature.without is None:
+        return
+    compared = feature.without_in or column
+    for name, lists in ((column, True), (compared, True), (feature.without, False)):
+        dtype = schema.field(name).type
+        if not pa.types.is_null(plain_type(dtype)) and is_list(dtype) != lists:
+            wanted = "a list of ids" if lists else "a single id"
+            raise InputError(
+                f"{file}: column '{name}' is of type {dtype}, but {key}.without is '{feature.without}'; it must be "
+                f"{wanted}"
+            )
+    here, own = (meaning(schema.field(name).type, of_ids=True) for name in (compared, feature.without))
+    if here and own and here != own:
+        raise InputError(
+            f"{file}: column '{compared}' has {here}, but '{feature.without}', which {key}.without takes out of it, "
+            f"{own}; write them alike"
+        )
 
 
 class WeightKeys(SparseKeys):

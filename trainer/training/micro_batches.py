@@ -46,7 +46,7 @@ def forward_in_slices(
     cut: Cut,
     micro_batches: list[Batch],
     loss_scale: LossScale,
-    begin: Callable[[Batch, int], None],
+    begin: Callable[[Batch], None],
 ) -> tuple[Tensor, Tensor]:
     """Computes the losses slice by slice, and the gradients of all microbatches but the last.
 
@@ -55,7 +55,7 @@ def forward_in_slices(
         cut: The cut, which gives the model a slice of the embeddings at each call.
         micro_batches: The local batch in slices.
         loss_scale: Scales the losses before backward.
-        begin: Called before each slice with it and its number.
+        begin: Called with each slice before it is computed.
 
     Returns:
         The loss of the last microbatch, whose backward the caller runs, and the loss of the whole batch, detached.
@@ -66,12 +66,12 @@ def forward_in_slices(
     # On a GPU, DistributedDataParallel averages over the ranks, and only at the last microbatch. A single rank has no
     # such wrapper, and neither has a model without dense parameters.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
-        for number, micro_batch in enumerate(others):
-            begin(micro_batch, number)
+        for micro_batch in others:
+            begin(micro_batch)
             loss, outputs = model(micro_batch)
             with named_range(BACKWARD):
                 loss_scale.scale(loss).backward()
             losses.append(outputs.loss)
-    begin(last, len(others))
+    begin(last)
     loss, outputs = model(last)
     return loss, torch.stack([*losses, outputs.loss]).sum()

@@ -158,7 +158,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             self._id_map.begin(self._step, self._reset)
             self._finite.before_forward()
             if self._micro_batches == 1:
-                self._begin(batch, 0)
+                self._begin(batch)
                 loss, outputs = self._model_with_loss(batch)
                 self._loss = outputs.loss
             else:
@@ -168,10 +168,9 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
                 )
             return loss, self._loss
 
-    def _begin(self, micro_batch: Batch, number: int) -> None:
+    def _begin(self, micro_batch: Batch) -> None:
         """Tells the model which samples of the global batch come next."""
-        first = (self._rank * self._micro_batches + number) * len(micro_batch.weights)
-        self._samples.begin(self._seed, self._step, first, micro_batch.weights, self._world_size)
+        self._samples.begin(self._seed, self._step, micro_batch.places, micro_batch.weights, self._world_size)
 
     def _backward(self, losses: Tensor) -> None:
         """Computes gradients. Without a cut, fused optimizers update the tables inside backward."""

@@ -1,4 +1,4 @@
-"""Learned from all features: logistic and linear regression, boosted trees of scikit-learn and LightGBM."""
+"""Learned from all features: logistic, linear and Poisson regression, boosted trees of scikit-learn and LightGBM."""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 
 from torchx_recsys.apps.baselines.features import LinearFeatures, Target, TreeFeatures
 from torchx_recsys.apps.baselines.problem import LEAST, Fitted, LeftOut, Predict, Problem
@@ -15,9 +15,15 @@ from torchx_recsys.apps.baselines.rows import Table
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # of logistic regression's loss beside its L2; each fit starts at the one before
 PENALTIES = (100.0, 10.0, 1.0, 0.1)  # of linear regression
+MEAN_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # of Poisson regression, whose loss is a mean
 ITERATIONS = 200
 TREES, PATIENCE = 500, 20
-TARGETS: dict[str, Target] = {"probability": "binary", "value": "continuous", "classes": "multiclass"}
+TARGETS: dict[str, Target] = {
+    "probability": "binary",
+    "value": "continuous",
+    "count": "continuous",
+    "classes": "multiclass",
+}
 
 
 def logistic_regression(problem: Problem) -> Fitted:
@@ -56,16 +62,33 @@ def linear_regression(problem: Problem) -> Fitted:
     return Fitted(predict, f"penalty {penalty:g}")
 
 
+def poisson_regression(problem: Problem) -> Fitted:
+    """Poisson regression with a log link and an L2 penalty, over one-hot ids and standardised numbers."""
+    features, (labels, weights) = LinearFeatures(problem.train), problem.trained
+    matrix = features(problem.train)
+    penalties = MEAN_PENALTIES if problem.validation is not None else (1e-2,)
+
+    def fit(penalty: float) -> Predict:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = PoissonRegressor(alpha=penalty, max_iter=ITERATIONS).fit(matrix, labels, weights)
+        return lambda table: model.predict(features(table))
+
+    penalty, predict = problem.choose(penalties, fit)
+    return Fitted(predict, f"penalty {penalty:g}")
+
+
 def boosted_trees(problem: Problem) -> Fitted:
     """Gradient boosting of scikit-learn, stopped by data.validation."""
     features, places, labels, weights = _of_trees(problem)
-    kind: Any = HistGradientBoostingRegressor if problem.kind == "value" else HistGradientBoostingClassifier
+    kind: Any = HistGradientBoostingRegressor if problem.is_numeric else HistGradientBoostingClassifier
     options: dict[str, Any] = {"max_iter": TREES, "n_iter_no_change": PATIENCE, "random_state": problem.seed}
+    options |= {"loss": "poisson"} if problem.kind == "count" else {}
     model = kind(**options, categorical_features=features.categories, early_stopping=True)
     model.fit(features.matrix[places], labels, weights, **_watched(problem, features, "_val"))
 
     def predict(table: Table) -> np.ndarray:
-        if problem.kind == "value":
+        if problem.is_numeric:
             return model.predict(features(table))
         return _by_class(model.decision_function(features(table)), model.classes_, problem)
 
@@ -81,9 +104,10 @@ def lightgbm_trees(problem: Problem) -> Fitted:
     except OSError as error:  # it needs the system's libgomp
         raise LeftOut(f"LightGBM cannot be loaded: {error}") from error
     features, places, labels, weights = _of_trees(problem)
-    kind = lightgbm.LGBMRegressor if problem.kind == "value" else lightgbm.LGBMClassifier
+    kind = lightgbm.LGBMRegressor if problem.is_numeric else lightgbm.LGBMClassifier
     trees = TREES if problem.validation is not None else TREES // 5
-    options = {"deterministic": True, "force_col_wise": True}  # only both give the same trees on any machine
+    options: dict[str, Any] = {"deterministic": True, "force_col_wise": True}  # only both: the same trees anywhere
+    options |= {"objective": "poisson"} if problem.kind == "count" else {}
     model = kind(n_estimators=trees, random_state=problem.seed, verbose=-1, **options)
     watched: dict[str, Any] = {}
     if problem.validation is not None:
@@ -99,8 +123,8 @@ def lightgbm_trees(problem: Problem) -> Fitted:
         model.fit(features.matrix[places], labels, weights, categorical_feature=categories, **watched)
 
     def predict(table: Table) -> np.ndarray:
-        scores = np.asarray(model.predict(features(table), raw_score=True))
-        return scores if problem.kind == "value" else _by_class(scores, model.classes_, problem)
+        scores = np.asarray(model.predict(features(table), raw_score=not problem.is_numeric))
+        return scores if problem.is_numeric else _by_class(scores, model.classes_, problem)
 
     return Fitted(predict, f"{model.best_iteration_ or trees} trees")
 
@@ -129,7 +153,7 @@ def hard_labels(problem: Problem, of: Table | None = None) -> tuple[np.ndarray, 
 
 
 def _of_trees(problem: Problem) -> tuple[TreeFeatures, np.ndarray, np.ndarray, np.ndarray]:
-    if problem.kind == "value":
+    if problem.is_numeric:
         labels, weights = problem.trained
         places = np.arange(len(labels))
     else:
@@ -143,7 +167,7 @@ def _watched(problem: Problem, features: TreeFeatures, suffix: str) -> dict[str,
     table = problem.validation
     if table is None:
         return {}
-    if problem.kind == "value":
+    if problem.is_numeric:
         places, labels, weights = np.arange(len(table)), problem.labels(table), problem.weights(table)
     else:
         places, labels, weights = hard_labels(problem, table)

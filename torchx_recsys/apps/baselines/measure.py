@@ -37,9 +37,12 @@ class Measured:
 def outputs_of(problem: Problem, predictions: np.ndarray, table: Table, device: torch.device) -> BatchOutputs:
     """Returns predictions in the form of a model's, float32."""
     found = torch.from_numpy(np.ascontiguousarray(predictions, np.float32))
+    labels_of_task = problem.labels(table)
     if problem.kind == "classes":
-        missing = int(problem.labels(table).max(initial=0)) + 1 - found.shape[1]
+        missing = int(labels_of_task.max(initial=0)) + 1 - found.shape[1]
         found = torch.nn.functional.pad(found, (0, max(0, missing)), value=math.log(LEAST))
+    if problem.kind == "count":
+        found = found.clamp(min=LEAST).log()
     if problem.task.output == "log_probability":
         found = torch.nn.functional.logsigmoid(found)
     arrays = (table.labels.T, table.weights, table.rows.groups.T)

@@ -6,10 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from scipy.special import xlogy
 
 from torchx_recsys.apps.baselines.rows import Table
 from trainer.config.root import Config
 from trainer.config.tasks import TaskConfig
+from trainer.core.errors import InputError
 from trainer.metrics.registry import prediction_kind
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 Option = TypeVar("Option")
 Predict = Callable[[Table], np.ndarray]
-"""Predicts `R` rows: logits `[R]`, values `[R]`, a score for each class `[R, C]`, or for each item `[R, I]`."""
-LEAST = 1e-7  # a probability is at least this, and at most 1 minus this: a rate of 0 has no logit
+"""Predicts `R` rows: logits, values or counts `[R]`, a score for each class `[R, C]`, or for each item `[R, I]`."""
+LEAST = 1e-7  # a probability is at least this, and at most 1 minus this: a rate of 0 has no logit, a count no logarithm
 
 
 class LeftOut(Exception):
@@ -67,14 +69,29 @@ class Problem:
     loss_of_items: Callable[[Predict], float] | None = None
 
     @property
+    def is_numeric(self) -> bool:
+        """Whether a value or a count is predicted."""
+        return self.kind in ("value", "count")
+
+    @property
     def kind(self) -> str:
         """What is predicted; a score that only orders samples is one of values if its labels are."""
         kind = prediction_kind(self.task)
         return "value" if kind == "probability" and self.task.label in self.config.data.numeric_labels else kind
 
     def labels(self, table: Table) -> np.ndarray:
-        """Returns the labels, `[R]` float64."""
-        return table.label(str(self.task.label)).astype(np.float64)
+        """Returns the labels, `[R]` float64.
+
+        Raises:
+            InputError: A label is below 0, and a count is predicted.
+        """
+        labels = table.label(str(self.task.label)).astype(np.float64)
+        if self.kind == "count" and labels.min(initial=0) < 0:
+            raise InputError(
+                f"tasks.{self.name}.label is '{self.task.label}', a column with the value {labels.min():g}, but the "
+                "loss 'poisson' takes labels from 0 up; correct the data"
+            )
+        return labels
 
     def weights(self, table: Table) -> np.ndarray:
         """Returns the weight of each row in the loss and the metrics of the task, `[R]` float64."""
@@ -112,7 +129,7 @@ class Problem:
         return best[1:]
 
     def _loss(self, predict: Predict, table: Table) -> float:
-        """Returns the mean log loss, squared error or cross-entropy of predictions, or that of items."""
+        """Returns the mean log loss, squared error, deviance or cross-entropy of predictions, or that of items."""
         if self.loss_of_items is not None:
             return self.loss_of_items(predict)
         labels, weights = self.labels(table), self.weights(table)
@@ -129,6 +146,11 @@ def _squared(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.square(values - labels)
 
 
+def _deviances(counts: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    counts = np.maximum(counts, LEAST)
+    return 2 * (xlogy(labels, labels / counts) - labels + counts)
+
+
 def _of_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     classes = labels.astype(np.int64)
     own = np.full(len(labels), np.log(LEAST))
@@ -137,7 +159,7 @@ def _of_classes(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.logaddexp.reduce(scores, axis=1) - own
 
 
-LOSSES: dict[str, Any] = {"probability": log_losses, "value": _squared, "classes": _of_classes}
+LOSSES: dict[str, Any] = {"probability": log_losses, "value": _squared, "count": _deviances, "classes": _of_classes}
 
 
 def logit(rates: np.ndarray | float) -> np.ndarray:

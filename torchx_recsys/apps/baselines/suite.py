@@ -10,6 +10,7 @@ from torchx_recsys.apps.baselines.learned import (
     lightgbm_trees,
     linear_regression,
     logistic_regression,
+    poisson_regression,
 )
 from torchx_recsys.apps.baselines.measure import Measured
 from torchx_recsys.apps.baselines.problem import Fitted, LeftOut, Problem
@@ -32,6 +33,7 @@ BASELINES: Mapping[str, Mapping[str, Fit]] = {
         "linear regression": linear_regression,
         **LEARNED,
     },
+    "count": {"mean": mean, "Poisson regression": poisson_regression, **LEARNED},
     "vectors": {
         "popularity": popularity,
         "item-kNN": item_knn,

@@ -80,8 +80,8 @@ def check_data(
         config: The configuration.
         source: Files, globs or directories on any fsspec URL, instead of a configuration.
         label: The column to predict, with --source. Unset: guessed.
-        task: What to learn of it: binary, values, classes, or items, which goes with labels that are all 1. Unset:
-            guessed.
+        task: What to learn of it: binary, values, counts, classes, or items, which goes with labels that are all 1.
+            Unset: guessed.
         reader: Format of the files, as in data.reader, with --source. Unset: by their names, or first bytes.
         rows: Rows of the sample of each split.
         all: Read all row groups.
@@ -152,7 +152,8 @@ def check_data(
             written = validate(Config, guessed, lambda _: "--source: ")
             data = written.data
         left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
-        checked = Checked(plain_features(data), measured, profiles, time, _retrieved(written))
+        counts = [str(task.label) for task in written.named_tasks().values() if task.loss == "poisson"]
+        checked = Checked(plain_features(data), measured, profiles, time, _retrieved(written), counts)
         report = _reported(data, checked, before, [*CHECKS, *own], left_out)
         print(render(report))
         tree = as_tree(report)

@@ -21,6 +21,7 @@ class Checked:
         profiles: Figures of each column, by name.
         time: A column of times, along which label rates are compared. Unset: they are compared by file only.
         retrieved: Labels of retrieval losses only: these compare a sample's item with others, so all labels may be 1.
+        counts: Labels that are learned as counts.
     """
 
     config: DataConfig
@@ -28,6 +29,7 @@ class Checked:
     profiles: Mapping[str, Profile]
     time: str | None = None
     retrieved: Collection[str] = ()
+    counts: Collection[str] = ()
 
     @property
     def first(self) -> Measured:

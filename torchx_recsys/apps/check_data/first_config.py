@@ -1,10 +1,11 @@
 """A whole first configuration for guessed data: model, task, optimizers, epochs, evaluations and checkpoints."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchx_recsys.apps.check_data.guess import INPUTS, batch_size_for
-from torchx_recsys.apps.check_data.label import Label
+from torchx_recsys.apps.check_data.label import Label, short
 from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
@@ -15,7 +16,13 @@ STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training 
 EVALUATIONS = 4  # in an epoch
 PATIENCE = 8  # two epochs: what only two ids together tell is learned late
 LEAST_STEPS, MOST_STEPS = 20, 1000  # between two evaluations
-METRICS = {"binary": "log_loss", "values": "rmse", "classes": "cross_entropy", "items": "mrr"}
+METRICS = {
+    "binary": "log_loss",
+    "values": "rmse",
+    "counts": "poisson_deviance",
+    "classes": "cross_entropy",
+    "items": "mrr",
+}
 WHY = {
     "data": "Batches are small enough for some hundred steps in an epoch.",
     "train.stop_early": "Training ends when evaluations get no better, so that epochs are only the most.",
@@ -79,6 +86,9 @@ def _tasks(label: Label, data: Tree) -> Tree:
     task: dict[str, Any] = {}
     if label.task == "values":
         task = {"loss": "squared", "mean": label.mean, "std": label.std, "weight": float(f"{label.std**-2:.4g}")}
+    elif label.task == "counts":
+        mean = label.mean or 1.0
+        task = {"loss": "poisson", "mean": short(math.log(mean)), "weight": short(1 / mean)}
     elif label.task == "classes":
         task = {"loss": "softmax"}
     elif label.task == "items":

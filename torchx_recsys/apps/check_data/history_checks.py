@@ -69,7 +69,9 @@ def check_own_ids(checked: Checked) -> Iterator[Finding]:
             place = max(shares, key=lambda place: shares[place])
             if shares[place] > OWN:
                 found = f"its {place} id is the row's own {other.name} in {percent(shares[place])} of the rows"
-                remedy = "end the list before the row's own action"
+                remedy = (
+                    f"end the list before the row's own action, or let training take it out: without = '{other.name}'"
+                )
                 yield Finding("error", "own id in history", profile.first.name, profile.name, found, remedy)
 
 

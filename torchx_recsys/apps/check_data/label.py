@@ -22,10 +22,16 @@ AMOUNT = re.compile(
     r"seconds|duration|visits|sales|views)|(num|number|n)_\w+",
     re.IGNORECASE,
 )
+COUNT = re.compile(
+    r"(\w+_)?(counts?|clicks|plays|listens|streams|views|visits|downloads|impressions|purchases|orders|sales|quantity)|"
+    r"(num|number|n)_\w+",
+    re.IGNORECASE,
+)
+SKEWED = 1.0  # skewness from which whole numbers have the long tail of counts
 CLASSES = 20  # most whole numbers that may be classes
 TEXTS = 1000  # most texts that may be classes
 EVEN = 10  # counts of the most and the least frequent whole number that are classes differ by less than this factor
-Task = Literal["binary", "values", "classes", "items"]
+Task = Literal["binary", "values", "counts", "classes", "items"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,10 @@ class Label:
 
     Attributes:
         name: Its column.
-        task: What is learned: whether it is 1 (or the second of two values), its value, its class, or which item of all
-            goes with a label, where every label is 1.
+        task: What is learned: whether it is 1 (or the second of two values), its value, its value as a count, its
+            class, or which item of all goes with a label, where every label is 1.
         classes: Its values in the order of their numbers, where they are not the numbers themselves.
-        mean: Mean of values.
+        mean: Mean of values or counts.
         std: Their standard deviation.
     """
 
@@ -49,7 +55,7 @@ class Label:
 
     def data(self) -> dict[str, Any]:
         """Returns its keys of section `data`."""
-        numeric = self.task == "values" or len(self.classes) > 2
+        numeric = self.task in ("values", "counts") or len(self.classes) > 2
         return {
             "labels": [self.name],
             **({"numeric_labels": [self.name]} if numeric else {}),
@@ -113,9 +119,9 @@ def _label_of(profile: Profile, task: str | None) -> Label:
     if task and task not in fits:
         raise InputError(f"--task is '{task}', but '{name}' {_described(profile)}; use {' or '.join(fits)}")
     chosen = task or fits[0]
-    if chosen == "values":
+    if chosen in ("values", "counts"):
         values = profile.finite(profile.first)
-        return Label(name, "values", (), short(values.mean()), short(values.std()) or 1.0)
+        return Label(name, chosen, (), short(values.mean()), short(values.std()) or 1.0)
     if chosen == "items" or (chosen == "binary" and _is_binary(profile)):
         return Label(name, chosen)
     return Label(name, chosen, tuple(_values(profile)))
@@ -130,10 +136,19 @@ def _tasks(profile: Profile) -> list[Task]:
         return ["items"]
     if _is_binary(profile):
         return ["binary", "values"]
+    found = _tasks_of_numbers(profile)
+    if any(measured.tally(profile.name).minimum < 0 for measured in profile.measured):
+        return found
+    is_count = COUNT.fullmatch(plain(profile.name)) and profile.kind == "integer" and profile.skew > SKEWED
+    return ["counts", *found] if is_count else [*found, "counts"]
+
+
+def _tasks_of_numbers(profile: Profile) -> list[Task]:
     if profile.kind == "number" or profile.different > CLASSES:
         return ["values"]
     if profile.different == 2:
         return ["binary", "values"]
+    tally = profile.first.tally(profile.name)
     counts = profile.first_ids.counts
     even = counts.max() < EVEN * counts.min() and tally.minimum in (0, 1) and not AMOUNT.fullmatch(plain(profile.name))
     return ["classes", "values"] if even else ["values", "classes"]

@@ -20,11 +20,16 @@ def check_label_nulls(checked: Checked) -> Iterator[Finding]:
 
 
 def check_label_range(checked: Checked) -> Iterator[Finding]:
-    """Finds labels outside [0, 1], for which the loss is undefined."""
+    """Finds labels outside [0, 1], or counts below 0, for which the loss is undefined."""
     for profile, measured, tally in checked.columns(checked.probabilities):
         if tally.minimum < 0 or tally.maximum > 1:
             found = f"values from {tally.minimum:g} to {tally.maximum:g}; a label is in [0, 1]"
             remedy = "write 0 and 1, or name it in data.numeric_labels"
+            yield Finding("error", "label range", measured.name, profile.name, found, remedy)
+    for profile, measured, tally in checked.columns(checked.counts):
+        if tally.minimum < 0:
+            found = f"values from {tally.minimum:g} to {tally.maximum:g}; the loss 'poisson' takes counts from 0 up"
+            remedy = "look at how the label is made, or use the loss 'squared'"
             yield Finding("error", "label range", measured.name, profile.name, found, remedy)
 
 

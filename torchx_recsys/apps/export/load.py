@@ -38,6 +38,7 @@ from trainer.rules.registry import checked_rows
 Tensor = Any
 """A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Stays = Callable[[int, list[Any]], list[Any]]
 
 ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # files of a model with tables in shards
@@ -442,9 +443,12 @@ class _Reader:
         values = self._with_none(columns[column["name"]], column["kind"] == "number")
         if column["kind"] == "weight":
             return self._single_weights(column, values, self._with_none(columns[column["ids"]]))
+        stays = self._others(column, columns)
         if column["kind"] == "weights":
-            return self._weights(column, values, self._with_none(columns[column["ids"]]))
-        kinds = {"number": self._numbers, "id": self._single, "time": self._single, "list": self._lists}
+            return self._weights(column, values, self._with_none(columns[column["ids"]]), stays)
+        if column["kind"] == "list":
+            return self._lists(column, values, stays)
+        kinds = {"number": self._numbers, "id": self._single, "time": self._single}
         return kinds[column["kind"]](column, values)
 
     def _numbers(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
@@ -485,11 +489,34 @@ class _Reader:
             ids[present] = self._rows(column, ids[present])
         return {column["input"]: ids, f"{column['input']}.present": present}
 
-    def _lists(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+    def _others(self, column: dict[str, Any], columns: dict[str, Any]) -> "Stays":
+        """Returns a function that leaves the places of a row's own id out of a list of the row."""
+        if column.get("without") is None:
+            return lambda row, one: one
+        own, compared = (self._with_none(columns[column[key]]) for key in ("without", "without_in"))
+        own = own.tolist() if isinstance(own, self.array) else own
+
+        def others(row: int, one: list[Any]) -> list[Any]:
+            ids = self._list({"name": column["without_in"]}, row, compared[row], "ids")
+            if len(ids) != len(one):
+                raise ColumnError(
+                    f"column '{column['without_in']}', row {row}: {_plural(len(ids), 'id')} for "
+                    f"{_plural(len(one), 'value')} of '{column['name']}'; each needs one"
+                )
+            if _is_null(own[row]):
+                return one
+            named = {"name": column["without"]}
+            left_out = _comparable(named, row, own[row])
+            pairs = zip(one, ids, strict=True)
+            return [value for value, id in pairs if _is_null(id) or _comparable(named, row, id) != left_out]
+
+        return others
+
+    def _lists(self, column: dict[str, Any], values: Any, stays: "Stays") -> dict[str, Tensor]:
         ids: list[int] = []
         lengths = []
         for row, one in enumerate(values):
-            present = [value for value in self._list(column, row, one, "ids") if not _is_null(value)]
+            present = [value for value in stays(row, self._list(column, row, one, "ids")) if not _is_null(value)]
             kept = _kept(column, present)
             ids += (_id(column, row, value) for value in kept)
             lengths.append(len(kept))
@@ -515,7 +542,7 @@ class _Reader:
         ]
         return self._of_weights(column, weights)
 
-    def _weights(self, column: dict[str, Any], values: Any, ids: Any) -> dict[str, Tensor]:
+    def _weights(self, column: dict[str, Any], values: Any, ids: Any, stays: "Stays") -> dict[str, Tensor]:
         found: list[float] = []
         for row, (one, weights) in enumerate(zip(ids, values, strict=True)):
             one, weights = self._list(column, row, one, "ids"), self._list(column, row, weights, "weights")
@@ -524,7 +551,7 @@ class _Reader:
                     f"column '{column['name']}', row {row}: {_plural(len(weights), 'weight')} for "
                     f"{_plural(len(one), 'id')} of '{column['ids']}'; each id needs one"
                 )
-            pairs = zip(one, weights, strict=True)
+            pairs = zip(stays(row, one), stays(row, weights), strict=True)
             found += _kept(column, [_weight(column, row, value) for id, value in pairs if not _is_null(id)])
         return self._of_weights(column, found)
 
@@ -560,6 +587,11 @@ def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:
         return values
     begin, end = kept_range(len(values), column["max_ids"], column["keep"])
     return values[begin:end]
+
+
+def _comparable(column: dict[str, Any], row: int, value: Any) -> Any:
+    """Returns an id, of text its bytes."""
+    return _bytes(column, row, value) if isinstance(value, str) else getattr(value, "bytes", value)
 
 
 def _weight(column: dict[str, Any], row: int, value: Any) -> float:

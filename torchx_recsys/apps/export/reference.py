@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchx_recsys.apps.export.features import IdLists
 from trainer.batches.batch import Batch, to_batch, with_values
-from trainer.batches.decode import Chunk, decode, earlier_lists, seconds_of
+from trainer.batches.decode import Chunk, chosen, decode, earlier, seconds_of
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.config.root import Config
@@ -21,7 +21,7 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists, id_type, is_string, to_texts
+from trainer.rules.plain_types import as_lists, id_type, is_string, list_lengths, to_texts
 from trainer.training.id_map import IdMap, make_id_map
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
@@ -96,7 +96,8 @@ def raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature |
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
     if timed:  # a client does not have later ids
-        array = earlier_lists(column, timed, chunk, as_lists(array))
+        array = as_lists(array)
+        array = chosen(array, earlier(column, timed, chunk, list_lengths(array)))
     return to_texts(array) if is_string(id_type(array.type)) else array.to_pylist()
 
 

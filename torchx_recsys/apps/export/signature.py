@@ -64,7 +64,7 @@ def items_in(config: Config) -> dict[str, Any]:
     """
     if not config.model.item_features:
         return {}
-    data = config.data
+    data = config.data.with_whole_lists()
     query = [name for name in (*data.dense, *data.sparse) if name not in config.model.item_features]
     asked = features_only(data, query).columns
     columns = [name for name in features_only(data, config.model.item_features).columns if name not in asked]
@@ -154,6 +154,8 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
     rules = {"rule": feature.ids, "rows": feature.rows, **feature.model_dump(include={"offset", "salt"})}
     rules |= id_rule(name, feature).described()
     cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
+    if feature.without:
+        cut |= {"without": feature.without, "without_in": feature.without_in or columns[0]}
     kind, inputs = "list" if is_list else "id", inputs_of_cross(name, feature) or [name]
     ids = [
         {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules, **cut}

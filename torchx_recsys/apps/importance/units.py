@@ -34,7 +34,8 @@ def units_of(config: Config) -> list[Unit]:
     crosses = [name for name, feature in data.sparse.items() if feature.columns]
     apart = [{column} for name in crosses for column in sparse[name]]
     whole = [*dense.values(), *(columns for name, columns in sparse.items() if name not in crosses)]
-    beside = [name for name in (model.history, *model.actions, model.history_times) if name]
+    of_history = model.history, *model.actions, *model.history_attributes, model.history_times
+    beside = [name for name in of_history if name]
     history = [set().union(*(sparse[name] for name in beside if name in sparse))]
     return [_unit(frozenset(columns), dense, sparse) for columns in _merged([*whole, *apart, *history]) if columns]
 

@@ -21,7 +21,7 @@ from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
-from trainer.models.outputs import ModelOutput, compute_outputs
+from trainer.models.outputs import ModelOutput, outputs_by_name
 from trainer.rules.id_lists import pooling_weights
 from trainer.run.preemption import Stopped
 from trainer.training.sharded_model import ShardedModel
@@ -53,7 +53,7 @@ class Predictor:
         for batch in batches:
             rows = self._model.id_map.looked_up(with_all_features(batch, self._here, self._every))
             _, found = self._model.model(rows.to(self._device))
-            yield {name: value.cpu() for name, value in compute_outputs(self._outputs, found.predictions).items()}
+            yield {name: value.cpu() for name, value in outputs_by_name(self._outputs, found.predictions).items()}
 
 
 def predict_parts(

@@ -25,6 +25,7 @@ from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.data.columns import lists_of
 from trainer.models.outputs import ModelOutput
 from trainer.training.sharded_model import ShardedModel
 
@@ -163,7 +164,7 @@ class ByScores:
     def __init__(self, model: Model, sides: Sides, items: Items, lists: tuple[str, ...], at_once: int) -> None:
         self._model, self._sides, self._items, self._pairs = model, sides, items, at_once
         self._rows = decoded_items(items, range(len(items)), sides.item)
-        self._lists = (*lists, *items.lists)
+        self._lists = lists
         self.at_once = max(1, PAIRS // len(items))
 
     def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,10 +185,9 @@ class ByScores:
             yield padded(joined(parts, self._model.features), self._pairs, self._model.features)
 
     def _of_both(self, queries: pa.Table, query: np.ndarray, item: np.ndarray) -> Rows:
-        pairs = paired(queries, self._items.table, self._sides.both.columns, query, item)
-        return decoded(
-            pairs, range(len(query)), self._sides.both, self._lists, lambda row: f"item {self._items.ids[item[row]]}"
-        )
+        pairs, both = paired(queries, self._items.table, self._sides.both.columns, query, item), self._sides.both
+        lists = lists_of(both, {pairs.schema: "pairs"})
+        return decoded(pairs, range(len(query)), both, lists, lambda row: f"item {self._items.ids[item[row]]}")
 
 
 def _where_query(queries: pa.Table, row: int) -> str:

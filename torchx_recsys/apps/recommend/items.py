@@ -132,7 +132,7 @@ def read_items(found: ItemFiles, features: DataConfig | None, where: str | None)
     table = pa.concat_tables([pa.table({name: group(name) for name in wanted}) for group in groups])
     if where:
         table = _meeting(table, where)
-    ids = _ids_of(file, found.column, table)
+    ids = ids_of(file, found.column, table[found.column], "item")
     order = pc.sort_indices(ids)  # pyrefly: ignore[missing-attribute]
     ids, table = ids.take(order), table.select(names).take(order)
     if (same := pc.equal(ids[1:], ids[:-1])).true_count:  # pyrefly: ignore[missing-attribute]
@@ -140,13 +140,14 @@ def read_items(found: ItemFiles, features: DataConfig | None, where: str | None)
     return Items(ids, table.combine_chunks(), tuple(files.files[0].lists))
 
 
-def _ids_of(file: str, column: str, table: pa.Table) -> pa.Array:
-    ids = plain_array(table[column])
+def ids_of(file: str, column: str, values: pa.ChunkedArray, noun: str) -> pa.Array:
+    """Returns the ids of a column, of items or of users, as the noun says; refuses nulls and what is no single id."""
+    ids = plain_array(values)
     ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
     if is_list(ids.type) or not has_ids(ids.type):
-        raise InputError(f"{file}: column '{column}' is of type {ids.type}; ids of items are integers or strings")
+        raise InputError(f"{file}: column '{column}' is of type {ids.type}; ids of {noun}s are integers or strings")
     if ids.null_count:
-        raise InputError(f"{file}: column '{column}' has a null; every item needs an id")
+        raise InputError(f"{file}: column '{column}' has a null; every {noun} needs an id")
     return ids
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torchx_recsys.apps.recommend.items import ids_of
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, nearest, some_of
 from trainer.data.dataset import FileSet, check_files, inspect_files
 from trainer.data.epoch_order import ends_of
 from trainer.data.row_groups import RowGroupReader
-from trainer.rules.plain_types import has_ids, is_list, plain_array
+from trainer.rules.plain_types import plain_array
 
 USER = "user of the query"  # a column besides those of the data
 
@@ -81,11 +82,7 @@ def find_queries(
     files = check_files(files, features)
     reader = RowGroupReader(files, features, [name for name in (column, time_column) if name])
     groups = [reader.read(group) for group in files.row_groups]
-    ids = plain_array(pa.chunked_array([plain_array(group(column)) for group in groups]))
-    ids = ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
-    if is_list(ids.type) or not has_ids(ids.type) or ids.null_count:
-        what = "has a null" if has_ids(ids.type) and not is_list(ids.type) else f"is of type {ids.type}"
-        raise InputError(f"{file.name}: column '{column}' {what}; ids of users are integers or strings")
+    ids = ids_of(file.name, column, pa.chunked_array([plain_array(group(column)) for group in groups]), "user")
     times = pa.chunked_array([plain_array(group(time_column)) for group in groups]) if time_column else None
     rows, found = _newest(ids, times, _wanted(users, ids, key))
     return Queries(key, files, column, rows, found)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchx_recsys.apps.recommend.items import Items, integers_of
 from torchx_recsys.apps.recommend.queries import USER
-from trainer.batches.decode import Chunk, earlier_lists
+from trainer.batches.decode import Chunk, chosen, earlier
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of
 from trainer.core.errors import InputError, nearest
@@ -49,7 +49,7 @@ class SeenItems:
         ids = chunk.ids(column)
         lists = ids if is_list(ids.type) else pa.LargeListArray.from_arrays(np.arange(len(ids) + 1), ids)
         if feature.times:
-            lists = earlier_lists(column, feature, chunk, lists)
+            lists = chosen(lists, earlier(column, feature, chunk, list_lengths(lists)))
         offsets, values = offsets_of(list_lengths(lists)), lists.flatten()
         there = ~is_missing(values)
         offsets, values = kept(offsets_of(there)[offsets], values.filter(pa.array(there)), feature)

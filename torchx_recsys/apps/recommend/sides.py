@@ -10,7 +10,7 @@ from trainer.batches.batch import features_only
 from trainer.batches.decode import Chunk, decode
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
-from trainer.config.features import DenseFeature, SparseFeature, columns_of
+from trainer.config.features import DenseFeature, SparseFeature, columns_beside, columns_of
 from trainer.config.root import Config
 from trainer.core.errors import InputError, some_of
 
@@ -55,6 +55,8 @@ def sides_of(config: Config, item_columns: Collection[str]) -> Sides:
         InputError: No feature is the item's.
     """
     data, found = config.data, {"query": [], "item": [], "both": []}
+    if config.model.item_features:
+        data = data.with_whole_lists()
     for name, feature in [*data.dense.items(), *data.sparse.items()]:
         columns = _columns(name, feature)
         of_item = [one in item_columns for one in columns]
@@ -74,8 +76,8 @@ def sides_of(config: Config, item_columns: Collection[str]) -> Sides:
 
 
 def _columns(name: str, feature: DenseFeature | SparseFeature) -> list[str]:
-    beside = (getattr(feature, key, None) for key in ("weights", "times", "before"))
-    return [*columns_of(name, feature), *(one for one in beside if one)]
+    beside = columns_beside(feature).values() if isinstance(feature, SparseFeature) else ()
+    return [*columns_of(name, feature), *beside]
 
 
 def decoded(

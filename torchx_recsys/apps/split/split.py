@@ -54,46 +54,36 @@ def split(
     threads: int = 0,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Cuts a log of events, CSV, TSV or Parquet, into train, validation and test.
-
-    OUT gets the directories train, validation and test with a Parquet file each, in the order of time, and
-    summary.json. It is there as a whole or not at all.
-
-    DuckDB does the work, in --memory-mib of memory; a larger log goes to files in the temporary directory.
+    """Cuts a log of events, CSV, TSV or Parquet, into train, validation and test in OUT.
 
     Args:
-        source: The log: files, globs or directories, on any fsspec URL. A row is an event.
-        out: Directory to write to, on any fsspec URL.
-        by: time: train is earlier than validation, and validation than test. user: all rows of a user are in one split.
-            share: rows by chance, equal rows in the same split. last: the last events of each user. Unset: time with
-            --time, else share.
-        validation: With time, user and share: a share, such as 0.1; with time, also the moment at which validation
-            begins; with last, a number of events of each user. 0: none. Unset: 0.1, or 1 event.
+        source: Files, globs or directories; a row is an event.
+        out: Directory to write to; it is there as a whole or not at all.
+        by: time: train is earlier than validation, and validation than test. user: a user's rows are in one split.
+            share: rows by chance. last: the last events of each user. Unset: time with --time, else share.
+        validation: A share, such as 0.1; by time also a moment; by last a number of events. Unset: 0.1, or 1 event.
         test: The same for test.
-        label: Labels: "liked = rating >= 4" is 1 where that is so and else 0; "seconds = watched" has the values of a
-            column: numbers, durations in seconds, or texts as numbers of classes; "label = 1" is 1 in every row. The
-            column of a label is no feature any more.
-        time: The column of an event's time: numbers, dates or timestamps.
+        label: "liked = rating >= 4" is 1 or 0, "seconds = watched" a column's values, "label = 1" always 1.
+        time: The column of an event's time.
         user: The column of the user.
         item: The column of the item.
-        keep: Conditions that a row must meet, such as "rating != 3" or "price != null".
+        keep: Conditions that a row must meet, as "rating != 3".
         drop: Columns to leave out.
-        aggregate: Columns for each of which a row gets COLUMN_count and COLUMN_rate: how many earlier rows have its
-            value, and their mean label.
-        smoothing: Rows with the mean label of all earlier rows that a rate counts, besides its own. 0: none.
-        history: The last items of a user, strictly before a row, as a list: ITEM_history has up to this many. 0: none.
-        history_with: Columns whose values are listed beside these items, such as the time.
-        history_where: Conditions that an event must meet to be in a history, such as "rating >= 4".
-        items: A file with a row for each item, whose columns every row gets. It has the column of --item.
-        users: The same for users, with the column of --user.
-        catalogue: Write items.parquet, a row for each item with its columns and its number of rows in train.
-        leaks: refuse ends before anything is written if a column gives a label away; tell reports it.
-        columns: Names of all columns, for text files without a header.
-        delimiter: The text between columns of text files. Unset: found by looking.
-        nulls: Texts that mean null, besides an empty one.
-        seed: Decides which rows or users are chosen by share and user.
+        aggregate: Columns by which to count earlier rows, and average their labels.
+        smoothing: Rows of the overall mean that such an average counts.
+        history: Most items of a user before a row, as ITEM_history.
+        history_with: Columns to list beside these items.
+        history_where: Conditions of events in a history.
+        items: A file of items, whose columns every row gets.
+        users: A file of users, the same.
+        catalogue: Write items.parquet, a row for each item.
+        leaks: What happens if a column gives a label away.
+        columns: Columns of text files without a header.
+        delimiter: Of text files. Unset: found by looking.
+        nulls: Texts that mean null, besides "".
+        seed: Chooses by share and by user.
         memory_mib: Memory of DuckDB, in MiB.
-        threads: Threads of DuckDB. 0: one for each core. No result depends on it.
+        threads: Threads of DuckDB. 0: one for each core.
         overwrite: Replace a data set in OUT.
 
     Returns:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from trainer.metrics.registry import METRICS, METRICS_OF_VECTORS, built_in_direction
+from trainer.metrics.registry import METRICS, built_in_direction
 
 Metrics = Mapping[str, float]
 Row = tuple[str, Mapping[str, Metrics]]
@@ -20,7 +20,7 @@ def shown(names: Iterable[str]) -> list[str]:
 
 
 def _is_own(name: str) -> bool:
-    stems = {known.partition("@")[0] for known in {**METRICS, **METRICS_OF_VECTORS}}
+    stems = {known.partition("@")[0] for known in METRICS}
     return name.partition("@")[0] not in stems and not name.endswith("_error")
 
 

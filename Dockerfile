@@ -4,7 +4,7 @@
 #   docker build -t registry/trainer:1 --build-arg BASE=cuda --build-arg EXTRAS=s3 .
 #
 # BASE is `cpu`, `cuda`, or an image with Python and the matching triple of torch, torchrec and fbgemm-gpu.
-# EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors, onnx, spark (for sc://; the image has no Java).
+# EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors, onnx, faiss, spark (for sc://; the image has no Java).
 # PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not; else `cpu` has the build for
 # CUDA, with its libraries. A builder that takes the name of a stage for that of an image wants `--build-arg BASE=cpu`.
 ARG BASE=cpu

@@ -1,7 +1,7 @@
 """Measures the loader on histories from a log, beside histories that are written out as lists in Parquet.
 
 Writes docs/guides/long_histories.md.
-Takes five minutes of a quiet machine, and 1 GB of disk.
+Takes two minutes of a quiet machine.
 
 Samples are in the order of time, so that neighbours have other users. Both data sets have the same batches, which the
 benchmark checks. Rates are of the processor time of one core.

@@ -156,8 +156,8 @@ def predict(
 @program("recommend")
 def recommend(
     *trainer_args: str,
-    config: str,
-    out: str,
+    config: str | None = None,
+    out: str | None = None,
     to: str | None = None,
     k: int = 10,
     users: list[str] | None = None,
@@ -170,6 +170,8 @@ def recommend(
     where: str | None = None,
     seen: list[str] | None = None,
     task: str | None = None,
+    index: str | None = None,
+    export: str | None = None,
     checkpoint: str = "newest",
     users_per_part: int = 1024,
     batch_size: int = 1024,
@@ -181,7 +183,7 @@ def recommend(
 
     Args:
         trainer_args: After `--`, overrides of the configuration file: `--section.key value ...`.
-        config: Configuration file (TOML), as the job sees it.
+        config: Configuration file (TOML), as the job sees it; with out, unless export is given.
         out: Run directory that holds the checkpoint, a path or an fsspec URL.
         to: Directory or fsspec URL for the parts, which every node reaches; without it, lists of --users are printed.
         k: Items of a list.
@@ -198,6 +200,10 @@ def recommend(
         seen: Files, globs or directories with users and items to leave out of the users' lists, besides
             data.catalogue.exclude.
         task: Task that scores items; by default the first.
+        index: Index of faiss for a model of vectors, in the words of its index_factory, such as HNSW32; by default all
+            items are compared, and lists are exact.
+        export: Directory of exports, or one step-N of it, in place of config and out, a path or an fsspec URL; it needs
+            items, source and user_column.
         checkpoint: Checkpoint to take: newest, best (by the run's checkpoint.keep.best) or the number of a step.
         users_per_part: Users of each file that is written.
         batch_size: Rows that a rank computes at once.

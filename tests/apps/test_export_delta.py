@@ -13,7 +13,7 @@ from raw_columns import columns_config, write_columns
 
 from torchx_recsys.apps.export.delta import WholeExportError, keep_changes
 from torchx_recsys.apps.export.load import load, read_changes
-from torchx_recsys.apps.serve.source import Source
+from torchx_recsys.apps.export.source import Source
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
 

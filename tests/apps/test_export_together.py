@@ -11,7 +11,7 @@ from object_store import object_store
 
 from torchx_recsys.apps.export.directory import LOCK
 from torchx_recsys.apps.export.load import load
-from torchx_recsys.apps.serve.source import Source
+from torchx_recsys.apps.export.source import Source
 from trainer.core.run_directory import RunDirectory
 from trainer.run.lock import RunLock
 

@@ -14,8 +14,9 @@ from endpoint import Served
 from exported import step_directory
 from jobs import launch, saved_tensors
 from retrieval import ITEMS, ByHand, settings, write_data
-from sequences import retrieval_config, write_histories
+from sequences import items_of, retrieval_config, write_histories
 
+from torchx_recsys.apps.recommend.approximate import IndexedItems
 from torchx_recsys.apps.recommend.top import NO_SCORE, TopItems
 from trainer.__main__ import main as trainer
 from trainer.config.root import Config
@@ -109,7 +110,7 @@ def check(lists, scores, allowed=lambda user, item: True, k=K):
         np.testing.assert_allclose([row["score"] for row in rows], scores[user][items], atol=1e-6)
 
 
-def test_lists_are_those_of_float64_for_every_user_once(recommend, by_hand, monkeypatch):
+def test_lists_are_those_of_float64_for_every_user_once(run, recommend, by_hand, monkeypatch):
     monkeypatch.setattr("torchx_recsys.apps.predict.inference.INTERVAL_SECONDS", 0.0)
     folder, said = recommend(*SMALL)
     found = read_lists(folder)
@@ -131,6 +132,10 @@ def test_lists_are_those_of_float64_for_every_user_once(recommend, by_hand, monk
     assert f"\nuser {first}\n" in said
     assert lists[first][0]["title"] in said
     assert said.splitlines()[-1].startswith("Next: ")
+    page = (run / "run.html").read_text()
+    assert f"<h2>Recommended, at step {STEPS}</h2>" in page
+    assert page.count("<h3>user ") == 3
+    assert f"<td>{lists[first][-1]['title']}</td>" in page
 
 
 def read_lists(folder):
@@ -225,7 +230,27 @@ def test_equal_scores_are_in_the_order_of_items_and_bounds_hold():
             assert torch.equal(scores[query], expected[query, order])
 
 
+def test_an_index_finds_items_by_their_exact_scores():
+    random = torch.Generator().manual_seed(0)
+    vectors, queries = (torch.randn(number, 16, generator=random) for number in (3_000, 200))
+    excluded = torch.stack([torch.arange(400) // 2, torch.randint(3_000, (400,), generator=random)], dim=1)
+    places, scores = TopItems(vectors).find(queries, K, excluded)
+    for index, least in (("Flat", 1.0), ("HNSW32;efSearch=200", 0.95), ("IVF16,Flat;nprobe=16", 1.0)):
+        found, exact = IndexedItems(vectors, index).find(queries, K, excluded)
+        same = (found[:, :, None] == places[:, None]).any(2)
+        assert same.double().mean() >= least
+        assert not (found[excluded[:, 0]] == excluded[:, 1:]).any()
+        wide = (queries.double()[:, None] * vectors[found].double()).sum(2)
+        assert torch.equal(exact, wide.float())
+    assert torch.equal(scores, TopItems(vectors).find(queries, K, excluded)[1])
+    few, of_few = IndexedItems(vectors, "IVF1000,Flat;nprobe=1").find(queries, K, excluded)
+    assert (of_few == NO_SCORE).any()
+    assert ((few >= 0) | (of_few == NO_SCORE)).all()
+
+
 WRONG = {
+    "no index": (["--index", "Flot"], "--index is 'Flot', of which faiss makes no index: could not parse"),
+    "no parameter": (["--index", "HNSW32;nproob=3"], "of which faiss makes no index: could not set parameter nproob"),
     "no users and no directory": (["--to", "None"], "--to is not given; name a directory for the lists of all users"),
     "no items at all": (["--k", "0"], "--k is 0"),
     "no such user": (["--users", "7", "900"], "--users has '900', of whom data.validation has no row"),
@@ -270,21 +295,37 @@ def test_wrong_input_is_one_line(case, data, run, tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def ranker(tree, tmp_path_factory):
-    """A run of a model that scores pairs, with a cross of a column of the user and one of the item."""
+    """A run of a model that scores pairs, with a cross of columns of both sides, and a list without the item."""
     folder = tmp_path_factory.mktemp("ranker")
     ours = tree | {"model": {"embedding_dim": 16, "dense_layers": [8], "over_layers": [8]}, "tasks": {}}
     cross = {"columns": ["s0", "s1"], "rows": 50, "ids": "hash"}
     sparse = {name: feature for name, feature in tree["data"]["sparse"].items() if name != "had"}
-    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": sparse | {"both": cross}}
+    past = {"column": "avoided", "rows": 1_000, "without": "s1"}
+    ours["data"] = tree["data"] | {"catalogue": {}, "sparse": sparse | {"both": cross, "past": past}}
     launch([{"config": ours, "out": str(folder / "run")}], 1, folder)
     return folder / "run"
 
 
-def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
+@pytest.fixture(scope="module")
+def exported_ranker(ranker, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported_ranker")
+    words = ["export", ranker / "config.toml", "--out", ranker, "--to", folder]
+    assert trainer([str(word) for word in words]) == 0
+    return folder
+
+
+def recommend_from(export, data, to, *flags, code=0):
+    """Lists items of an export in this process."""
+    given = ["--source", data / "validation", "--user-column", "user", "--items", data / "items.parquet"]
+    words = ["recommend", "--export", export, *given, *(["--to", to] if to else []), *flags]
+    assert trainer([str(word) for word in words]) == code
+
+
+def test_a_model_of_pairs_scores_all_of_them(data, ranker, exported_ranker, recommend, tmp_path):
     items = data / "items.parquet"
     flags = ("--user-column", "user", "--items", items, "--item-column", "s1", "--seen", data / "train")
     folder, said = recommend(*SMALL, *flags, out=ranker)
-    assert "features of the user: d0, s0; of the item: price, s1, tags, both" in said
+    assert "features of the user: d0, s0; of the item: price, s1, tags, both, past" in said
     newest = {row["user"]: row for row in pq.read_table(data / "validation").to_pylist()}
     pairs = [row | item for row in newest.values() for item in pq.read_table(items).to_pylist()]
     pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
@@ -308,6 +349,10 @@ def test_a_model_of_pairs_scores_all_of_them(data, ranker, recommend, tmp_path):
     lists = lists_of(read_lists(folder))
     check(lists, scores, lambda user, item: (user, item) not in seen)
     assert len({tuple(row["item"] for row in rows) for rows in lists.values()}) > 10
+    flags_of_export = (*SMALL, "--item-column", "s1", "--seen", data / "train")
+    recommend_from(exported_ranker, data, tmp_path / "of_export", *flags_of_export)
+    recommend_from(exported_ranker, data, None, *flags_of_export, "--users", "1", "--index", "Flat", code=2)
+    check(lists_of(read_lists(tmp_path / "of_export")), scores, lambda user, item: (user, item) not in seen)
     on_ranks = ["--to", tmp_path / "more", *SMALL, *flags]
     assert run_trainer("recommend", ranker / "config.toml", "--out", ranker, *on_ranks, ranks=2).returncode == 0
     assert read_lists(tmp_path / "more").equals(read_lists(folder))
@@ -347,6 +392,60 @@ def test_lists_over_http_are_those_of_the_run(served, by_hand, recommend, tmp_pa
     ((_, content),) = served.ask(one, path="/recommend")
     _, said = recommend("--users", newest[0]["user"], to=None)
     assert all(title in said for title in content["lists"]["title"][0])
+
+
+def test_lists_of_an_export_are_those_of_the_run(served, data, by_hand, tmp_path, capfd):
+    seen = {(row["user"], row["s1"]) for row in pq.read_table(data / "train", columns=["user", "s1"]).to_pylist()}
+    flags = (*SMALL, "--seen", data / "train", "--where", "price > 0", "--show", "title", "price")
+    recommend_from(served.export.parent, data, tmp_path / "one", *flags)
+    said, found = capfd.readouterr().out, read_lists(tmp_path / "one")
+    assert "columns of the user: d0, s0, avoided; of the item: price, s1, tags" in said
+    assert "left out: avoided, --seen" in said
+    assert f"step {STEPS}, exported to " in said
+    price = {row["s1"]: row["price"] for row in pq.read_table(data / "items.parquet").to_pylist()}
+    lists, seen = lists_of(found), seen | by_hand[2]
+    assert sorted(lists) == [*range(USERS)]
+    check(lists, by_hand[0], lambda user, item: price[item] > 0 and (user, item) not in seen)
+    assert all(row["price"] == price[row["item"]] for rows in lists.values() for row in rows)
+    given = ["--source", data / "validation", "--user-column", "user", "--items", data / "items.parquet"]
+    words = ["recommend", "--export", served.export, *given, "--to", tmp_path / "two", *flags]
+    assert run_trainer(*words, ranks=2).returncode == 0
+    assert read_lists(tmp_path / "two").equals(found)
+    recommend_from(served.export.parent, data, tmp_path / "flat", *flags, "--index", "Flat")
+    assert read_lists(tmp_path / "flat").equals(found)
+    recommend_from(served.export, data, None, "--users", "5", "--k", "2")
+    assert "recommend --export " in capfd.readouterr().out.splitlines()[-1]
+
+
+WRONG_OF_EXPORT = {
+    "no items": (["--items"], "--items is not given, and an export knows no data"),
+    "no source": (["--source"], "--source is not given, and an export knows no data"),
+    "no users": (["--user-column", "None"], "--user-column is not given"),
+    "a run, too": (["--out", "{run}"], "--out is given, too; name a run or an export"),
+    "a checkpoint, too": (["--checkpoint", "best"], "--checkpoint is given, too; name a run or an export"),
+    "no export": (["--export", "{run}"], "which holds no whole export"),
+    "no such task": (["--task", "sampld"], "--task is 'sampld', which the model does not have"),
+    "queries without a column": (["--source", "{items}", "--user-column", "s1"], "no column 'd0'"),
+    "items without a column": (["--items", "{validation}", "--item-column", "when"], "--items has no column 'tags'"),
+    "a column of another type": (["--source", "{texts}"], "is not an integer"),
+    "neither run nor export": (["--export", "None"], "CONFIG is missing; name a run, or an --export"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OF_EXPORT)
+def test_wrong_input_of_an_export_is_one_line(case, served, data, run, tmp_path, capfd):
+    flags, message = WRONG_OF_EXPORT[case]
+    rows = pq.read_table(data / "validation")
+    place = rows.column_names.index("s0")
+    pq.write_table(rows.set_column(place, "s0", rows["s0"].cast("string")), tmp_path / "texts.parquet")
+    pq.write_table(rows.drop_columns("tags"), tmp_path / "untagged.parquet")
+    paths = {"items": data / "items.parquet", "run": run, "texts": tmp_path / "texts.parquet"}
+    words = [flag.format(**paths, validation=tmp_path / "untagged.parquet") for flag in flags]
+    recommend_from(served.export.parent, data, tmp_path / "lists", *words, code=2)
+    line = capfd.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert message in line
 
 
 def test_an_export_of_vectors_takes_the_columns_of_one_side(served, by_hand):
@@ -415,15 +514,13 @@ def test_items_that_cannot_be_served_are_one_line(served, data, flags, message, 
     assert line.count("\n") == 1
 
 
-def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, tmp_path):
-    words = ["export", ranker / "config.toml", "--out", ranker, "--to", tmp_path / "to"]
-    assert trainer([str(word) for word in words]) == 0
+def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ranker, recommend, tmp_path):
     items = data / "items.parquet"
     flags = ("--items", items, "--item-column", "s1")
-    served = Served(step_directory(tmp_path / "to"), tmp_path, *flags)
+    served = Served(step_directory(exported_ranker), tmp_path, *flags)
     try:
         row = pq.read_table(data / "validation").to_pylist()[-1]
-        columns = {name: [row[name]] * 2 for name in ("d0", "s0")}
+        columns = {name: [row[name]] * 2 for name in ("d0", "s0", "avoided")}
         ((status, content),) = served.ask({"columns": columns, "k": 4}, path="/recommend")
         _, said = recommend("--user-column", "user", *flags, "--k", "4", "--users", row["user"], to=None, out=ranker)
     finally:
@@ -435,7 +532,7 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, recommend, 
     assert listed == [str(item) for item in first]
 
 
-@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+@pytest.mark.parametrize("model", ["sasrec", "hstu", "recency"])
 def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     histories = write_histories(tmp_path / "data", 300)
     rows = pq.read_table(histories)
@@ -468,3 +565,19 @@ def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     lists = lists_of(pa.concat_tables([pq.read_table(part) for part in folder.glob("*.parquet")]))
     assert lists.keys() == newest.keys()
     check(lists, scores, k=10)
+    if model == "recency":  # of the others, tests/apps/test_export.py
+        words = ["export", tmp_path / "run/config.toml", "--out", tmp_path / "run", "--to", tmp_path / "exported"]
+        assert trainer([str(word) for word in words]) == 0
+        flags = [
+            "--source",
+            histories,
+            "--user-column",
+            "user",
+            "--items",
+            items_of(histories),
+            "--to",
+            tmp_path / "of",
+        ]
+        words = ["recommend", "--export", tmp_path / "exported", *flags, "--k", "10"]
+        assert trainer([str(word) for word in words]) == 0
+        check(lists_of(pq.read_table(tmp_path / "of/part-00000-of-00001.parquet")), scores, k=10)

@@ -134,7 +134,15 @@ def test_a_second_job_is_refused(killed):
 def test_nothing_but_the_run_is_left(killed):
     store, url = killed["run"].store, killed["run"].url
     names = {path.removeprefix(url.removeprefix("s3://") + "/").split("/")[0] for path in store.fs.find(url)}
-    small = {"config.toml", "run.json", "plan.json", "metrics.jsonl", "evaluations.jsonl", "run.html"}
+    small = {
+        "config.toml",
+        "run.json",
+        "plan.json",
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "run.html",
+        "calibration.json",
+    }
     assert names == {*small, "checkpoints", "tensorboard"}
     assert store.fs.ls("", detail=False) == ["bucket"]
 

@@ -8,11 +8,13 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from history_logs import LISTS, random_events, random_samples, write_events, written_out
+from object_store import object_store
 
 from torchx_recsys.apps.sort_log.sort_log import sort_log
 from torchx_recsys.apps.split.split import split
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig, SelectConfig
+from trainer.core.errors import InputError
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.data.row_groups import RowGroupReader, find_training_files
@@ -198,3 +200,22 @@ def test_users_may_be_text(events, samples, tmp_path):
 
 def _names(users):
     return pa.array([None if one is None else f"user {one}" for one in users.to_pylist()])
+
+
+@pytest.mark.more("storage in memory sends ranges, too")
+def test_users_are_ranges_of_a_log_on_s3(events, samples, tmp_path, monkeypatch):
+    table, file = samples
+    with object_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.fs.mkdir("bucket")
+        log = sorted_log(tmp_path, events, "s3://bucket/log")
+        found = rows_of(data_config(file, log))
+        with (
+            store.faults({"fault": "403", "method": "GET", "path": "events"}),
+            pytest.raises(
+                InputError, match=r"^s3://bucket/log/events\.arrow: histories cannot be gathered \(AccessDenied"
+            ),
+        ):
+            rows_of(data_config(file, log))
+    assert found["items"] == written_out(events, table, length=5)["items"].to_pylist()

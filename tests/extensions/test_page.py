@@ -101,6 +101,22 @@ def test_training_and_validation_are_one_chart_with_the_best_marked(killed):
     assert chart_of(page, "calibration")[1]["levels"] == [{"name": "ideal", "value": 1.0, "color": "#7a828b"}]
 
 
+def test_predictions_are_drawn_beside_labels(killed):
+    _, out = killed
+    curves, _ = chart_of((out / "run.html").read_text(), "observed over predicted")
+    found = json.loads((out / "calibration.json").read_text())["validation"]
+    last = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()][-1]
+    task = found["tasks"]["label"]
+    assert found["step"] == last["step"]
+    assert sum(task["weight"]) == pytest.approx(last["samples"])
+    rates = [np.average(task[name], weights=task["weight"]) for name in ("observed", "predicted")]
+    assert rates[0] == pytest.approx(last["label_rate"])
+    assert rates[1] / rates[0] == pytest.approx(last["calibration"])
+    assert curves["validation, step 12"]["x"] == pytest.approx(task["predicted"], rel=1e-5)
+    assert curves["validation, step 12"]["y"] == pytest.approx(task["observed"], rel=1e-5)
+    assert curves["as predicted"]["x"] == curves["as predicted"]["y"]
+
+
 def test_what_later_commands_leave_in_the_directory_is_on_the_page(killed, tmp_path):
     out = shutil.copytree(killed[1], tmp_path / "mine")
     metrics = {"auc": BASELINES, "log_loss": BASELINES}
@@ -108,6 +124,8 @@ def test_what_later_commands_leave_in_the_directory_is_on_the_page(killed, tmp_p
     features = [{"name": "item</script>", "drop": 0.25, "spread": 0.125}, {"name": "none", "drop": -0.5, "spread": 0.5}]
     found = {"split": "validation", "metric": "auc", "value": 0.75, "step": 12, "features": features}
     (out / "importance.json").write_text(json.dumps(found))
+    lists = [{"user": "<i>ann", "rows": [["rank", "title"], ["1", "A & B"]]}]
+    (out / "recommended.json").write_text(json.dumps({"step": 12, "lists": lists}))
     done = run_trainer("compare", "--runs", out, "--page", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     assert re.search(r"validation auc +\d\.\d+ +0.50000 label rate\n", done.stdout)
@@ -118,6 +136,8 @@ def test_what_later_commands_leave_in_the_directory_is_on_the_page(killed, tmp_p
     assert "<b>trees" not in page
     assert "item&lt;/script&gt;" in page
     assert "0.25 ± 0.125" in page
+    assert "<h3>user &lt;i&gt;ann</h3>" in page
+    assert rows_of(page, "Recommended, at step 12") == [["1", "A &amp; B"]]
     (out / "baselines.json").write_text("[")
     assert run_trainer("compare", "--runs", out).returncode == 0
 

@@ -82,6 +82,31 @@ def test_auc_counts_ties_half():
     assert computed(["auc"], columns(np.zeros(8), np.arange(8) % 2)) == {"auc": 0.5, "auc_error": 0}
 
 
+@pytest.mark.parametrize("counted", [binary.COUNTED, 0])
+def test_calibration_curve(samples, counted, monkeypatch):
+    monkeypatch.setattr(binary, "COUNTED", counted)
+    logits, labels, weights = (torch.tensor(column) for column in samples)
+    accumulated = binary.LogitHistogram(logits.device)
+    accumulated.add(Samples(logits, labels, weights, logits, None))
+    with process_group() as context:
+        curve = {name: np.array(one) for name, one in binary.calibration_curve(accumulated.total(context)).items()}
+    logits, labels, weights = samples
+    values = np.unique(logits[weights > 0])
+    of_value = np.array([weights[logits == value].sum() for value in values])
+    middle = (of_value.cumsum() - of_value / 2) / of_value.sum()
+    bins = np.floor(middle * binary.CURVE_BINS)
+    rows = [np.isin(logits, values[bins == one]) for one in range(binary.CURVE_BINS)]
+    expected = {
+        "weight": [weights[row].sum() for row in rows],
+        "observed": [np.average(labels[row], weights=weights[row]) for row in rows],
+        "predicted": [np.average(1 / (1 + np.exp(-logits[row])), weights=weights[row]) for row in rows],
+    }
+    tolerance = 1e-12 if counted else 6.2e-5
+    np.testing.assert_allclose(curve["predicted"], expected["predicted"], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(curve["observed"], expected["observed"], rtol=1e-12)
+    np.testing.assert_allclose(curve["weight"], expected["weight"], rtol=1e-12)
+
+
 @pytest.mark.parametrize("different", [1, 2, 10, 1000])
 def test_few_different_predictions_are_counted(different):
     """They are so close that all of them would share two bins."""

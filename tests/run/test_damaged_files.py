@@ -13,7 +13,7 @@ from command import run_trainer, write_config
 from jobs import config, losses, write_rows
 
 from torchx_recsys.apps.export.load import load
-from torchx_recsys.apps.serve.source import Source
+from torchx_recsys.apps.export.source import Source
 from trainer.__main__ import main as trainer
 from trainer.core import run_directory
 from trainer.core.errors import InputError

@@ -24,6 +24,7 @@ COUNTED = 1 << 16
 BINS = 1 << 16  # exact to 1e-7 for continuous predictions, where it was measured
 BINS_OF_ONE = 2048  # a power of two, so that edges are exact: a logit of -1e-17 is below 0
 RELIABILITY_BINS = 15  # as in Guo et al.
+CURVE_BINS = 20  # of equally many samples, so that rare labels have as many bins as common ones
 
 
 class OrderedWeights(NamedTuple):
@@ -217,6 +218,24 @@ def label_rate(sums: Tensor) -> dict[str, float]:
     """Returns the mean label."""
     weight, positive, _, _ = sums.tolist()
     return ratio(positive, weight)
+
+
+def calibration_curve(ordered: OrderedWeights) -> dict[str, list[float]]:
+    """Returns the mean prediction, the mean label and the weight of bins of about equal weight, by rising prediction.
+
+    It costs no pass over samples: it is made of what AUC is made of. Where logits are in bins, a prediction is that of
+    the middle of its bin, which is off by 6e-5 at most.
+    """
+    there = ordered.weights.sum(0) > 0
+    logits, (negative, positive) = ordered.least[there], ordered.weights[:, there]
+    weights = negative + positive
+    predicted = (logits if ordered.exact else logits + 0.5 / BINS_OF_ONE).sigmoid()
+    places = ((weights.cumsum(0) - weights / 2) / weights.sum() * CURVE_BINS).long().clamp(max=CURVE_BINS - 1)
+    sums = torch.zeros(3, CURVE_BINS, dtype=torch.float64)
+    sums.index_add_(1, places, torch.stack([weights * predicted, positive, weights]))
+    sums = sums[:, sums[2] > 0]
+    found = {"predicted": sums[0] / sums[2], "observed": sums[1] / sums[2], "weight": sums[2]}
+    return {name: values.tolist() for name, values in found.items()}
 
 
 def _entropy(rate: float) -> float:

@@ -12,6 +12,7 @@ from trainer.config.tasks import Output, TaskConfig
 from trainer.core.distributed import DistributedContext, sum_over_ranks
 from trainer.core.registry import find_by_name
 from trainer.metrics.base import Accumulator, Samples
+from trainer.metrics.binary import OrderedWeights, calibration_curve
 from trainer.metrics.registry import BuiltIn, built_in, metrics_of, own_metric, prediction_kind, result_name
 from trainer.metrics.retrieval import ItemVectors
 from trainer.models.base import BatchOutputs
@@ -46,6 +47,10 @@ class Metrics:
             task.update(outputs)
         self._samples += (outputs.weights > 0).sum()
 
+    def calibration_curves(self) -> dict[str, dict[str, list[float]]]:
+        """Returns the `calibration_curve` of each task with a metric of ordered samples; called after `compute`."""
+        return {name: found for name, task in self._tasks.items() if (found := task.calibration_curve())}
+
     def compute(self, context: DistributedContext) -> dict[str, float]:
         """Returns the metrics over all ranks' samples; with several tasks, each name is followed by `/TASK`."""
         found: dict[str, float] = {}
@@ -61,6 +66,7 @@ class _TaskMetrics:
     def __init__(self, name: str, config: Config, device: torch.device, items: ItemVectors | None) -> None:
         self._task, self._data, self._items = config.named_tasks()[name], config.data, items
         self._accumulators: dict[str, Accumulator] = {}
+        self._totals: dict[str, Any] = {}
         self._functions: dict[str, tuple[str, Callable[[Any], dict[str, float]]]] = {}
         key, metrics = metrics_of(name, config)
         for metric in metrics:
@@ -89,12 +95,17 @@ class _TaskMetrics:
 
     def compute(self, context: DistributedContext) -> dict[str, float]:
         """Returns the metrics over all ranks' samples."""
-        totals = {name: accumulator.total(context) for name, accumulator in self._accumulators.items()}
+        self._totals = {name: accumulator.total(context) for name, accumulator in self._accumulators.items()}
         return {
             f"{metric}{part}": value
             for metric, (source, function) in self._functions.items()
-            for part, value in function(totals[source]).items()
+            for part, value in function(self._totals[source]).items()
         }
+
+    def calibration_curve(self) -> dict[str, list[float]] | None:
+        """Returns the curve; None without a metric of ordered samples."""
+        ordered = next((one for one in self._totals.values() if isinstance(one, OrderedWeights)), None)
+        return calibration_curve(ordered) if ordered else None
 
 
 def predictions_of_items(config: Config) -> list[str]:

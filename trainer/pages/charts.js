@@ -47,7 +47,7 @@
     const paths = chart.drawn === "steps" ? uPlot.paths.stepped({ align: 1 })
       : chart.drawn === "points" ? () => null : uPlot.paths.linear();
     const points = (one) => chart.drawn === "points" ? { show: true, size: 7, fill: one.color }
-      : { show: one.x.length < 2 };
+      : { show: one.x.length < 2 || chart.drawn === "marked" && !one.faint, size: 5, fill: one.color };
     const curves = chart.series.map((one, place) => ({
       stroke: one.color, width: one.faint ? 1 : 1.75, alpha: one.faint ? 0.45 : 1, spanGaps: true, paths, points: points(one),
       ...(chart.drawn === "steps" && place === 0 ? { fill: one.color + "2e" } : {}),

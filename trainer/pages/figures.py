@@ -70,7 +70,8 @@ class Lines:
         best: The step of the best value of some curves, which is marked.
         faint: Curves in the color of another curve, such as training beside validation.
         of: Unit of the steps.
-        drawn: How a curve is drawn: as a line, as steps with the first filled (a histogram), or as points.
+        drawn: How a curve is drawn: as a line, as a line through marked points, as steps with the first filled (a
+            histogram), or as points.
         log: Whether steps are on a logarithmic axis.
     """
 
@@ -83,7 +84,7 @@ class Lines:
     best: Mapping[str, float] = field(default_factory=dict)
     faint: Mapping[str, str] = field(default_factory=dict)
     of: str = "step"
-    drawn: Literal["line", "steps", "points"] = "line"
+    drawn: Literal["line", "marked", "steps", "points"] = "line"
     log: bool = False
 
 

@@ -32,6 +32,9 @@ dl.facts dd { font-weight: 600; overflow-wrap: anywhere } dl.facts dt { font-siz
   margin-top: 14px } .card .bars { grid-template-columns: minmax(70px, 36%) 1fr max-content }
 figure.card { margin: 0; padding: 10px 12px; border: 1px solid #e3e6ea; border-radius: 8px; min-width: 0 }
 figure.card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere }
+figure.card table { min-width: 0; width: 100%; font-size: 13px }
+figure.card :is(td, th) { white-space: normal; overflow-wrap: break-word; padding-right: 10px }
+figure.card .wide td:first-child { min-width: 0 }
 figure.card p { color: #5b6570; font-size: 13px; line-height: 1.35; margin: 0 0 6px }
 svg.ranks { width: 100%; height: 200px; display: block; border-bottom: 1px solid #9aa3ad }
 .ends { display: flex; justify-content: space-between; color: #5b6570; font-size: 13px }
@@ -103,6 +106,14 @@ def draw_cards(figures: Iterable[Figure | Lines]) -> str:
         for one in figures
     )
     return f'<div class="cards">{drawn}</div>' if drawn else ""
+
+
+def draw_row_cards(tables: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    """Returns tables by their titles beside each other, as many in a row as there is room for."""
+    cards = "".join(
+        f'<figure class="card"><h3>{escape(title)}</h3>{draw_rows(rows)}</figure>' for title, rows in tables.items()
+    )
+    return f'<div class="cards">{cards}</div>'
 
 
 def _bars(figure: Figure) -> str:

@@ -48,6 +48,7 @@ class Evaluator:
 
     Attributes:
         splits: The files of each split.
+        calibration_curves: The `calibration_curve` of each task in the last evaluation.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Evaluator:
             types.check(config.data, files.files)
             return files
 
+        self.calibration_curves: dict[str, dict[str, list[float]]] = {}
         self.splits: dict[str, FileSet] = {
             split: broadcast_when_done(context, lambda split=split: find(split))
             for split in SPLITS
@@ -110,7 +112,8 @@ class Evaluator:
             _, outputs = model(id_map.looked_up(batch).to(context.device))
             metrics.update(outputs)
         model.train()
-        return metrics.compute(context)
+        found, self.calibration_curves = metrics.compute(context), metrics.calibration_curves()
+        return found
 
     def _item_vectors(self, model: nn.Module, give_up: Callable[[], bool]) -> dict[str, ItemVectors] | None:
         if not self._of_items:

@@ -138,6 +138,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 directory=claimed.directory,
                 _reporter=reporter,
                 _weights=model.weights,
+                _curves=lambda: evaluator.calibration_curves,
                 _stop=stop_request,
             ),
             stop_request=stop_request,

@@ -19,6 +19,7 @@ from trainer.run.reporter import Reporter, tolerate_failed_writes
 from trainer.training.extensions import found
 
 KEY = "report.watchers"
+Curves = Mapping[str, Mapping[str, list[float]]]
 
 
 @dataclass
@@ -53,6 +54,7 @@ class RunView:
     directory: RunDirectory
     _reporter: Reporter | None = None
     _weights: Callable[[], State] = dict
+    _curves: Callable[[], Curves] = dict
     _stop: StopRequest = field(default_factory=StopRequest)
 
     def log(self, text: str) -> None:
@@ -72,6 +74,14 @@ class RunView:
         if self._reporter:
             return self._reporter.evaluations()
         return self.directory.read_records("evaluations.jsonl")
+
+    def calibration_curves(self) -> Curves:
+        """Returns for each task of the last evaluation lists of `predicted`, `observed` and `weight`.
+
+        These are means of bins of about equal weight, by rising prediction. Tasks without a metric that orders samples,
+        such as AUC, have none.
+        """
+        return self._curves()
 
     def weights(self) -> State:
         """Returns this rank's weights as views, by names in checkpoints; tables are `ShardedTensor`s."""

@@ -17,6 +17,7 @@ from torchx_recsys.apps.predict.resume import (
     Record,
     choose_checkpoint,
     claimed,
+    in_words,
     record_of_checkpoint,
 )
 from torchx_recsys.apps.runs.saved_tensors import read_tensors
@@ -125,7 +126,7 @@ def _job(directory: RunDirectory, checkpoint: Checkpoint, about: Record, rows: i
     if not rows:
         raise InputError(f"--table is '{about['table']}', in which no id has a row yet; train first")
     record = {"checkpoint": record_of_checkpoint(checkpoint), **about}
-    return PartsJob(directory=directory, checkpoint=checkpoint, record=record, rows=rows)
+    return PartsJob(directory=directory, origin=in_words(checkpoint), record=record, rows=rows)
 
 
 def _dimension(config: Config, table: str) -> int:

@@ -40,7 +40,7 @@ def signature(
     columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
     for name, feature in data.sparse.items():
         columns += _of_sparse(name, feature, types, name in lists)
-    inputs = [entry for column in columns for entry in _inputs(column)]
+    inputs = [entry for column in columns for entry in inputs_of(column)]
     names = [entry["name"] for entry in inputs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(
@@ -173,7 +173,8 @@ def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
     return {"name": column, "input": name, "kind": "time", "type": "int64", **limits}
 
 
-def _inputs(column: dict[str, Any]) -> list[dict[str, Any]]:
+def inputs_of(column: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the entries of the inputs that a column of a signature becomes."""
     name = column["input"]
     if column["kind"] == "number":
         return [{"name": name, "dtype": "float32", "shape": ["B"]}]

@@ -18,6 +18,7 @@ from torchx_recsys.apps.predict.resume import (
     Record,
     choose_checkpoint,
     claimed,
+    in_words,
     record_of_checkpoint,
 )
 from trainer.batches.batch import features_only
@@ -149,6 +150,7 @@ def predict_files(config: Config, arguments: PredictArguments, context: Distribu
         checkpoint, record = verify_together(context, lambda find: _find_checkpoint(config, arguments, source, find))
         job = PredictionJob(
             directory=source.directory,
+            origin=in_words(checkpoint),
             checkpoint=checkpoint,
             record=record,
             rows=source.files.rows,
@@ -168,10 +170,12 @@ class PredictionJob(PartsJob):
     """A job whose parts are predictions.
 
     Attributes:
+        checkpoint: The checkpoint.
         files: The files to predict.
         kept: The columns to keep.
     """
 
+    checkpoint: Checkpoint
     files: FileSet
     kept: pa.Schema
 

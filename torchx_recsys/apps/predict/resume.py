@@ -41,7 +41,7 @@ class PartsJob:
 
     Attributes:
         directory: The directory of the parts.
-        checkpoint: The checkpoint that the parts are made from.
+        origin: What the parts are made from, in words.
         record: Everything that decides the contents of the parts.
         rows: Rows of all parts, or what their rows are of.
         names: Names of the columns in the parts; empty to keep the names of the tables.
@@ -49,7 +49,7 @@ class PartsJob:
     """
 
     directory: RunDirectory
-    checkpoint: Checkpoint
+    origin: str
     record: Record
     rows: int
     names: tuple[str, ...] = ()
@@ -86,6 +86,11 @@ def choose_checkpoint(directory: RunDirectory, out: str, choice: str, find: Find
         InputError: There is no such checkpoint.
     """
     return find_checkpoint(RunDirectory(out), "--out", _find_earlier(directory).choice(choice), "--checkpoint", find)
+
+
+def in_words(checkpoint: Checkpoint) -> str:
+    """Returns the step and the run of a checkpoint."""
+    return f"step {checkpoint.step:,} of {without_secrets(checkpoint.run_url)}"
 
 
 def record_of_checkpoint(checkpoint: Checkpoint) -> Record:
@@ -230,8 +235,7 @@ def _shown(value: Any) -> str:
 def _announce(job: PartsJob, record: Record, parts: PartFiles, missing: int, context: DistributedContext) -> None:
     at_once = f", rows at once: {record['batch_size']:,}" if "batch_size" in record else ""
     print(
-        f"step {job.checkpoint.step:,} of {without_secrets(job.checkpoint.run_url)}: "
-        f"{plural(job.rows, job.of)} in {parts}, {len(parts.parts) - missing:,} of which are there; "
+        f"{job.origin}: {plural(job.rows, job.of)} in {parts}, {len(parts.parts) - missing:,} of which are there; "
         f"ranks: {context.world_size}{at_once}",
         flush=True,
     )

@@ -15,15 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchx_recsys.apps.predict.inference import Predictor
-from torchx_recsys.apps.recommend.inputs import Inputs
+from torchx_recsys.apps.recommend.approximate import search_of
 from torchx_recsys.apps.recommend.items import Items
 from torchx_recsys.apps.recommend.queries import USER
 from torchx_recsys.apps.recommend.sides import Sides, decoded, joined, padded, paired
-from torchx_recsys.apps.recommend.top import TopItems, checked, first_of_all
-from trainer.batches.batch import features_only, to_batch
+from torchx_recsys.apps.recommend.top import checked, first_of_all
+from trainer.batches.batch import to_batch
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
-from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.columns import lists_of
 from trainer.models.outputs import ModelOutput
@@ -51,30 +50,6 @@ class Answers(Protocol):
             excluded: Items to leave out, as for `TopItems.find`.
         """
         ...
-
-
-def answers_of(
-    model: ShardedModel, config: Config, inputs: Inputs, batch_size: int, context: DistributedContext
-) -> Answers:
-    """Returns the way in which a model answers.
-
-    Args:
-        model: The model, inside `averaged()`.
-        config: The configuration.
-        inputs: Users, items and the task.
-        batch_size: Rows that a rank computes at once.
-        context: This process among the ranks.
-    """
-    sides, items, lists = inputs.sides, inputs.items, tuple(inputs.queries.files.files[0].lists)
-    if len(inputs.outputs) == 2:
-        features = (sides.query, sides.item)
-        query, item = (
-            Model(model, output, side, config.data, context)
-            for output, side in zip(inputs.outputs, features, strict=True)
-        )
-        return ByVectors(query, item, items, lists, batch_size, context)
-    scores = Model(model, inputs.outputs[0], features_only(config.data), config.data, context)
-    return ByScores(scores, sides, items, lists, batch_size)
 
 
 class Model:
@@ -114,14 +89,22 @@ class ByVectors:
         items: The items.
         lists: The features of queries that are lists.
         at_once: Rows that a rank computes at once.
+        index: An index of faiss to search. Unset: all items are compared.
         context: This process among the ranks.
     """
 
     def __init__(
-        self, query: Model, item: Model, items: Items, lists: tuple[str, ...], at_once: int, context: DistributedContext
+        self,
+        query: Model,
+        item: Model,
+        items: Items,
+        lists: tuple[str, ...],
+        at_once: int,
+        index: str | None,
+        context: DistributedContext,
     ) -> None:
         self._query, self._lists, self.at_once, self._device = query, lists, at_once, context.device
-        self._top = TopItems(checked(_item_vectors(item, items, at_once, context), "of an item"))
+        self._top = search_of(checked(_item_vectors(item, items, at_once, context), "of an item"), index)
 
     def find(self, queries: pa.Table, most: int, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
         """Returns places of items and scores."""

@@ -12,6 +12,7 @@ from torchx_recsys.apps.export.reference import raw_column
 from torchx_recsys.apps.recommend.items import Items
 from trainer.batches.decode import Chunk
 from trainer.core.errors import InputError, nearest, some_of
+from trainer.rules.id_lists import kept_range
 from trainer.rules.plain_types import is_string, to_ids, to_texts
 
 USES = {"number": "numbers", "weight": "numbers", "weights": "numbers", "id": "ids", "list": "ids", "time": "times"}
@@ -24,7 +25,7 @@ class ExportedItems:
         signature: The signature of the model.
         items: The items.
         key: The flag that named them.
-        task: The output to go by, or of vectors the one of queries. Unset: the first.
+        output: The output to go by, or of vectors the one of queries. Unset: the first.
 
     Attributes:
         items: The items.
@@ -35,9 +36,10 @@ class ExportedItems:
         InputError: The items lack a column, or the model has no such output.
     """
 
-    def __init__(self, signature: Mapping[str, Any], items: Items, key: str, task: str | None = None) -> None:
+    def __init__(self, signature: Mapping[str, Any], items: Items, key: str, output: str | None = None) -> None:
         about = signature.get("items", {})
         self.items, self.seen = items, about.get("seen", [])
+        self._cuts = {column["name"]: column for column in signature["columns"] if "max_ids" in column}
         self._uses: dict[str, set[str]] = {}
         for column in signature["columns"]:
             use = "nulls" if column.get("transform") == "is_missing" else USES[column["kind"]]
@@ -50,7 +52,7 @@ class ExportedItems:
             )
         if not self.columns:
             raise InputError(f"{key} has the columns {some_of(there)}, none of which the model takes")
-        self.outputs = _outputs(signature["outputs"], task)
+        self.outputs = _outputs(signature["outputs"], output)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -64,6 +66,11 @@ class ExportedItems:
         """Returns the columns of some items."""
         chunk = Chunk(self.items.table.column, range(start, min(stop, len(self))))
         return {name: raw_column(name, chunk, self._uses[name]) for name in self.columns}
+
+    def of_queries(self, queries: pa.Table) -> dict[str, list[Any]]:
+        """Returns the columns of queries."""
+        chunk = Chunk(queries.column, range(len(queries)))
+        return {name: raw_column(name, chunk, self._uses[name]) for name in self.query_columns}
 
     def of_pairs(self, query: Mapping[str, Any], start: int, stop: int) -> dict[str, list[Any]]:
         """Returns the columns of pairs of a query, of one row, with some items."""
@@ -96,7 +103,7 @@ class ExportedItems:
             columns: The columns of queries.
             more: Ids of items to leave out, for each query; may be empty.
         """
-        of_columns = [columns[name] for name in self.seen if name in columns]
+        of_columns = [self._kept(name, columns[name]) for name in self.seen if name in columns]
         return [
             (query, place)
             for column in [*of_columns, *([more] if more else [])]
@@ -104,6 +111,13 @@ class ExportedItems:
             for id in (ids if isinstance(ids, list) else [ids])
             if isinstance(id, str | int) and (place := self._places.get(id)) is not None
         ]
+
+    def _kept(self, name: str, lists: Sequence[Any]) -> Sequence[Any]:
+        """Returns lists of ids as the model sees them, as metrics and the lists of a run leave these out."""
+        if (cut := self._cuts.get(name)) is None:
+            return lists
+        present = [[id for id in one if id is not None] if isinstance(one, list) else [] for one in lists]
+        return [one[slice(*kept_range(len(one), cut["max_ids"], cut["keep"]))] for one in present]
 
     @cached_property
     def _places(self) -> dict[Any, int]:
@@ -118,9 +132,9 @@ class ExportedItems:
         return {name: [_plain(one) for one in column.to_pylist()] for name, column in found.items()}
 
 
-def _outputs(outputs: Sequence[Mapping[str, str]], task: str | None) -> list[str]:
+def _outputs(outputs: Sequence[Mapping[str, str]], output: str | None) -> list[str]:
     kinds = {output["name"]: output["kind"] for output in outputs}
-    name = next(iter(kinds)) if task is None else task
+    name = next(iter(kinds)) if output is None else output
     if name not in kinds:
         raise InputError(f"--output is '{name}', which the model does not give{nearest(name, kinds)}")
     if kinds[name] == "probabilities":

@@ -1,6 +1,7 @@
 """Lists of items as tables: made in parts by all ranks, and shown on a terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from trainer.data.epoch_order import RowRange
 from trainer.run.preemption import Stopped
 
 SHOWN_USERS = 3
+PAGE_ROWS = 10  # of each list on the page of a run
 LONGEST_CELL = 40
 
 
@@ -97,13 +99,30 @@ def as_table(users: pa.ChunkedArray, places: Tensor, scores: Tensor, items: Item
 
 def shown(lists: pa.Table, most: int = SHOWN_USERS) -> str:
     """Returns the lists of the first users for a terminal."""
-    users = lists["user"].unique()[:most]
-    found = []
-    for user in users:
+    return "\n\n".join(
+        f"user {user}\n{tabulate(columns, headers='keys', floatfmt='.4g')}"
+        for user, columns in _first_lists(lists, most)
+    )
+
+
+def rows_for_page(lists: pa.Table) -> list[dict[str, Any]]:
+    """Returns the lists of the first users for the page of a run: a table of words for each, with its header."""
+    return [
+        {"user": str(user), "rows": [[*columns], *([_word(one) for one in row] for row in rows)]}
+        for user, columns in _first_lists(lists, SHOWN_USERS)
+        for rows in [[*zip(*columns.values(), strict=True)][:PAGE_ROWS]]
+    ]
+
+
+def _first_lists(lists: pa.Table, most: int) -> Iterator[tuple[object, dict[str, list[object]]]]:
+    """Yields the first users, each with the columns of its list."""
+    for user in lists["user"].unique()[:most]:
         rows = lists.filter(pc.equal(lists["user"], user)).drop_columns("user")  # pyrefly: ignore[missing-attribute]
-        columns = {name: [_cell(one) for one in rows[name].to_pylist()] for name in rows.column_names}
-        found.append(f"user {_cell(user.as_py())}\n{tabulate(columns, headers='keys', floatfmt='.4g')}")
-    return "\n\n".join(found)
+        yield _cell(user.as_py()), {name: [_cell(one) for one in rows[name].to_pylist()] for name in rows.column_names}
+
+
+def _word(value: object) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _cell(value: object) -> object:

@@ -26,6 +26,7 @@ class Queries:
     Attributes:
         key: The key or flag that named the files.
         files: The files, with their `lists`.
+        reader: Names the reader.
         column: The column of the users' ids.
         rows: The numbers of the rows in the data set, `[Q]`.
         users: The ids of the users, each once, `[Q]`.
@@ -33,6 +34,7 @@ class Queries:
 
     key: str
     files: FileSet
+    reader: DataConfig
     column: str
     rows: np.ndarray
     users: pa.Array
@@ -85,7 +87,7 @@ def find_queries(
     ids = ids_of(file.name, column, pa.chunked_array([plain_array(group(column)) for group in groups]), "user")
     times = pa.chunked_array([plain_array(group(time_column)) for group in groups]) if time_column else None
     rows, found = _newest(ids, times, _wanted(users, ids, key))
-    return Queries(key, files, column, rows, found)
+    return Queries(key, files, features, column, rows, found)
 
 
 def _newest(ids: pa.Array, times: pa.ChunkedArray | None, wanted: pa.Array | None) -> tuple[np.ndarray, pa.Array]:
@@ -126,14 +128,13 @@ class QueryReader:
 
     Args:
         queries: The queries.
-        features: Names the reader.
         columns: The columns.
     """
 
-    def __init__(self, queries: Queries, features: DataConfig, columns: Sequence[str]) -> None:
+    def __init__(self, queries: Queries, columns: Sequence[str]) -> None:
         self._queries, self._groups, self._columns = queries, queries.files.row_groups, [*columns]
         self._ends = ends_of(self._groups)
-        self._reader = RowGroupReader(queries.files, features, self._columns)
+        self._reader = RowGroupReader(queries.files, queries.reader, self._columns)
         self._latest: tuple[int, pa.Table] | None = None
 
     def read(self, start: int, stop: int) -> pa.Table:

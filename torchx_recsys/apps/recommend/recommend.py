@@ -4,42 +4,36 @@ python -m trainer recommend runs/mine/config.toml --out runs/mine --user-column 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pydantic
 
-from torchx_recsys.apps.predict.predict import model_fingerprint
-from torchx_recsys.apps.predict.resume import (
-    ON_STOP,
-    PartsJob,
-    Record,
-    choose_checkpoint,
-    claimed,
-    record_of_checkpoint,
-)
-from torchx_recsys.apps.recommend.answers import answers_of
-from torchx_recsys.apps.recommend.inputs import Arguments, Inputs, find_inputs
+from torchx_recsys.apps.predict.resume import ON_STOP, PartsJob, Record, claimed
+from torchx_recsys.apps.recommend.answers import Answers
+from torchx_recsys.apps.recommend.from_export import FromExport
+from torchx_recsys.apps.recommend.from_run import FromRun
+from torchx_recsys.apps.recommend.inputs import Arguments, Inputs
 from torchx_recsys.apps.recommend.lists import make_lists, shown
 from torchx_recsys.apps.recommend.queries import QueryReader
-from trainer.checkpoint.choice import NEWEST, find_checkpoint
-from trainer.checkpoint.store import FindDamage
-from trainer.checkpoint.verify import verify_together
+from trainer.checkpoint.choice import NEWEST
 from trainer.config.root import Config
 from trainer.core.console import next_commands
 from trainer.core.distributed import DistributedContext, broadcast_when_done, process_group
 from trainer.core.errors import InputError
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
-from trainer.data.columns import RecordedTypes
 from trainer.data.epoch_order import RowRange
 from trainer.run.preemption import Action, StopRequests, stop_on_signals
-from trainer.training.evaluate import restore_evaluated
+
+Found = TypeVar("Found", bound=Inputs)
 
 
 def recommend(
-    config: Config,
-    out: str,
+    config: Config | None = None,
+    out: str | None = None,
     to: str | None = None,
     k: pydantic.PositiveInt = 10,
     users: tuple[str, ...] = (),
@@ -52,21 +46,24 @@ def recommend(
     where: str | None = None,
     seen: tuple[str, ...] = (),
     task: str | None = None,
+    index: str | None = None,
+    export: str | None = None,
     checkpoint: str = NEWEST,
     users_per_part: pydantic.PositiveInt = 1024,
     batch_size: pydantic.PositiveInt = 1024,
 ) -> None:
-    """Lists the top k items for users. CONFIG is a TOML file, such as RUN_DIR/config.toml.
+    """Lists the top k items for users. CONFIG is a TOML file, such as RUN_DIR/config.toml, unless --export is given.
 
     A model of vectors compares each user with all items, any other model scores all pairs of a user and an item. The
-    lists are exact; of equal scores the smaller id comes first. Those of the first users are printed.
+    lists are exact, unless --index is given; of equal scores the smaller id comes first. Those of the first users are
+    printed.
 
     TO/part-00000-of-00002.parquet and so on have the columns user, rank, item, score and those to show. As with
     `predict`, an interrupted job continues when it is started again.
 
     Args:
         config: The configuration; its planner section may differ from the run's.
-        out: The run directory, any fsspec URL.
+        out: The run directory, any fsspec URL; with CONFIG.
         to: Directory for the parts, on any fsspec URL. Unset: lists are only printed, for `users`.
         k: Items of a list.
         users: Ids of users. Unset: all users of the source.
@@ -79,6 +76,10 @@ def recommend(
         where: Condition on the columns of the items, as in SQL, such as "year >= 1990".
         seen: Files, globs or directories with users and items to leave out, besides data.catalogue.exclude.
         task: Task that scores items. Unset: the first.
+        index: An index of faiss for a model of vectors, in the words of its index_factory, then parameters of search:
+            "HNSW32;efSearch=200"; lists are no longer exact. Unset: all items are compared.
+        export: The directory of exports, or one step-N of it, any fsspec URL, in place of CONFIG and --out. It needs
+            --items, --source and --user-column.
         checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
         users_per_part: Users of a part.
         batch_size: Rows computed at once.
@@ -99,51 +100,84 @@ def recommend(
         where=where,
         seen=seen,
         task=task,
+        index=index,
     )
     sizes = {"rows_per_part": users_per_part, "batch_size": batch_size}
+    origin = _origin(config, out, export, checkpoint)
     with (
-        process_group(config.train.collective_timeout_seconds) as context,
+        process_group(origin.timeout_seconds) as context,
         stop_on_signals(context, ON_STOP) as stop_requests,
     ):
-        inputs = broadcast_when_done(context, lambda: _find(config, arguments, to))
-        job = verify_together(context, lambda find: _job(config, inputs, out, to, checkpoint, sizes, find))
+        inputs, directory = broadcast_when_done(context, lambda: _find(origin, arguments, to))
+        words, about = origin.choose(inputs, directory, context)
+        record = about | inputs.record() | sizes
         if context.is_rank0:
             print(inputs, flush=True)
-        if to:
-            _write(config, inputs, job, stop_requests, context)
+        if directory:
+            job = PartsJob(directory=directory, origin=words, record=record, rows=len(inputs.queries), of="user")
+            _write(origin, inputs, job, stop_requests, context)
         else:
-            _print(config, inputs, job, stop_requests, context)
+            _print(origin, inputs, batch_size, stop_requests, context)
 
 
-def _find(config: Config, arguments: Arguments, to: str | None) -> Inputs:
+class Origin(Protocol[Found]):
+    """What answers: a run or an export.
+
+    Attributes:
+        timeout_seconds: How long ranks wait for each other.
+    """
+
+    timeout_seconds: float
+
+    def find(self, arguments: Arguments) -> Found:
+        """Finds users and items, on rank 0; raises InputError."""
+        ...
+
+    def choose(self, inputs: Found, to: RunDirectory | None, context: DistributedContext) -> tuple[str, Record]:
+        """Finds the model; returns it in words, and what decides the lists besides the inputs. All ranks call it.
+
+        Args:
+            inputs: The inputs.
+            to: The directory of the parts, which may be there; None without parts.
+            context: This process among the ranks.
+
+        Raises:
+            InputError: There is no such model, or it does not belong to the inputs.
+        """
+        ...
+
+    def answering(self, inputs: Found, batch_size: int, context: DistributedContext) -> AbstractContextManager[Answers]:
+        """Holds the model while the block asks."""
+        ...
+
+    def keep(self, lists: pa.Table) -> None:
+        """Keeps the lists of the first users where one looks at the model, on rank 0."""
+        ...
+
+    def words_of_all(self) -> list[str]:
+        """Returns the words of a command that name the model and a place for the lists of all users."""
+        ...
+
+
+def _origin(config: Config | None, out: str | None, export: str | None, checkpoint: str) -> Origin[Any]:
+    if export is None:
+        if config is None or out is None:
+            raise InputError(f"{'CONFIG' if config is None else '--out'} is missing; name a run, or an --export")
+        return FromRun(config, out, checkpoint)
+    given = {"CONFIG": config, "--out": out, "--checkpoint": None if checkpoint == NEWEST else checkpoint}
+    if extra := [name for name, value in given.items() if value is not None]:
+        raise InputError(f"--export is '{export}', and {extra[0]} is given, too; name a run or an export")
+    return FromExport(export)
+
+
+def _find(origin: Origin[Any], arguments: Arguments, to: str | None) -> tuple[Inputs, RunDirectory | None]:
     if not (to or arguments.users):
         raise InputError("--to is not given; name a directory for the lists of all users, or name --users")
-    return find_inputs(config, arguments)
-
-
-def _job(
-    config: Config,
-    inputs: Inputs,
-    out: str,
-    to: str | None,
-    checkpoint: str,
-    sizes: Record,
-    find: FindDamage,
-) -> PartsJob:
-    """Finds the checkpoint, and everything that decides the contents of the parts."""
-    directory = RunDirectory(to, "--to") if to else RunDirectory(out, "--out")
-    if to:
-        chosen = choose_checkpoint(directory, out, checkpoint, find)
-    else:
-        chosen = find_checkpoint(directory, "--out", checkpoint, "--checkpoint", find)
-    inputs.check(RecordedTypes.of_checkpoint(chosen.url, chosen.train_state))
-    about = {"checkpoint": record_of_checkpoint(chosen), "model": model_fingerprint(config)}
-    record = about | inputs.record() | sizes
-    return PartsJob(directory=directory, checkpoint=chosen, record=record, rows=len(inputs.queries), of="user")
+    return origin.find(arguments), RunDirectory(to, "--to") if to else None
 
 
 def _write(
-    config: Config, inputs: Inputs, job: PartsJob, stop_requests: StopRequests, context: DistributedContext
+    origin: Origin[Any], inputs: Inputs, job: PartsJob, stop_requests: StopRequests, context: DistributedContext
 ) -> None:
     """Makes the missing parts of a job, prints the first lists, and writes the manifest."""
     with claimed(job, stop_requests, context) as claim:
@@ -155,46 +189,44 @@ def _write(
 
         if claim.missing:
             parts = [claim.parts.parts[number] for number in claim.missing]
-            _make(config, inputs, job, claim.record["batch_size"], parts, save, context, claim.give_up)
+            _make(origin, inputs, claim.record["batch_size"], parts, save, context, claim.give_up)
         if context.is_rank0:  # which has made the first part, now or before
             with job.directory.fs.open(job.directory.path(claim.parts.name(0)), "rb") as file:
-                print(f"\n{shown(pq.read_table(file))}\n", flush=True)
+                lists = pq.read_table(file)
+            print(f"\n{shown(lists)}\n", flush=True)
+            origin.keep(lists)
 
 
 def _print(
-    config: Config, inputs: Inputs, job: PartsJob, stop_requests: StopRequests, context: DistributedContext
+    origin: Origin[Any], inputs: Inputs, batch_size: int, stop_requests: StopRequests, context: DistributedContext
 ) -> None:
     """Prints the lists of all users, which rank 0 makes, and the command that writes lists."""
     found: list[pa.Table] = []
-    parts, batch_size = [(0, len(inputs.queries))], job.record["batch_size"]
+    parts = [(0, len(inputs.queries))]
     _make(
-        *(config, inputs, job, batch_size, parts, lambda _, lists: found.append(lists), context),
+        *(origin, inputs, batch_size, parts, lambda _, lists: found.append(lists), context),
         lambda: stop_requests.all_reduce() is Action.STOP,
     )
     if context.is_rank0:
         print(f"\n{shown(found[0], len(inputs.queries))}\n")
-        url = without_secrets(job.directory.url)
-        words = ["python", "-m", "trainer", "recommend", url, "--out", url, "--to", f"{url}/recommendations"]
-        print(next_commands([*words, *inputs.arguments.words_of_all_users()]))
+        origin.keep(found[0])
+        words = [without_secrets(word) for word in origin.words_of_all()]
+        flags = inputs.arguments.words_of_all_users()
+        print(next_commands(["python", "-m", "trainer", "recommend", *words, *flags]))
 
 
 def _make(
-    config: Config,
+    origin: Origin[Any],
     inputs: Inputs,
-    job: PartsJob,
     batch_size: int,
     parts: Sequence[RowRange],
     save: Callable[[int, pa.Table], None],
     context: DistributedContext,
     give_up: Callable[[], bool],
 ) -> None:
-    reader = QueryReader(inputs.queries, config.data, inputs.sides.query_columns)
-    seen = broadcast_when_done(context, lambda: inputs.seen_items(config.data))
-    evaluate = config.evaluate.model_copy(update={"global_batch_size": batch_size * context.world_size})
-    model = restore_evaluated(config.model_copy(update={"evaluate": evaluate}), job.checkpoint, context)
-    with model.averaged():
-        answers = answers_of(model, config, inputs, batch_size, context)
-        items, show, k = inputs.items, inputs.files.show, min(inputs.arguments.k, len(inputs.items))
+    reader, items, show = QueryReader(inputs.queries, inputs.columns), inputs.items, inputs.files.show
+    seen, k = broadcast_when_done(context, inputs.seen_items), min(inputs.arguments.k, len(items))
+    with origin.answering(inputs, batch_size, context) as answers:
         summary = make_lists(answers, reader, seen, items, show, k, parts, save, context, give_up)
     if context.is_rank0:
         print(summary, flush=True)

@@ -1,6 +1,7 @@
 """Items that a user has had already, which are left out of the user's list."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,20 @@ from trainer.data.dataset import FileSet, inspect_files
 from trainer.data.row_groups import RowGroupReader
 from trainer.rules.id_lists import kept
 from trainer.rules.plain_types import is_list, is_missing, list_lengths, offsets_of, plain_array
+
+
+class SeenFiles(NamedTuple):
+    """Files of users with items.
+
+    Attributes:
+        files: The files.
+        columns: The columns of the users and the items.
+        reader: Names the reader.
+    """
+
+    files: FileSet
+    columns: tuple[str, str]
+    reader: DataConfig
 
 
 class SeenItems:
@@ -63,7 +78,7 @@ class SeenItems:
         return query, self._places[places]
 
 
-def find_seen(patterns: Sequence[str], columns: Sequence[str], data: DataConfig) -> FileSet:
+def find_seen(patterns: Sequence[str], columns: tuple[str, str], data: DataConfig) -> SeenFiles:
     """Lists files of users with items.
 
     Args:
@@ -79,13 +94,15 @@ def find_seen(patterns: Sequence[str], columns: Sequence[str], data: DataConfig)
         for name in columns:
             if name not in schema.names:
                 raise InputError(f"{file.name}: no column '{name}', which --seen needs{nearest(name, schema.names)}")
-    return files
+    return SeenFiles(files, columns, data)
 
 
-def read_seen(files: FileSet, columns: Sequence[str], data: DataConfig) -> tuple[np.ndarray, np.ndarray]:
+def read_seen(found: SeenFiles) -> tuple[np.ndarray, np.ndarray]:
     """Returns users and items of files as integers, `[N]` each; rows that lack one are left out."""
-    reader = RowGroupReader(files, data, columns)
-    groups = [reader.read(group) for group in files.row_groups]
-    users, items = (plain_array(pa.chunked_array([plain_array(group(name)) for group in groups])) for name in columns)
+    reader = RowGroupReader(found.files, found.reader, found.columns)
+    groups = [reader.read(group) for group in found.files.row_groups]
+    users, items = (
+        plain_array(pa.chunked_array([plain_array(group(name)) for group in groups])) for name in found.columns
+    )
     there = pa.array(~is_missing(users) & ~is_missing(items))
     return integers_of(users.filter(there)), integers_of(items.filter(there))

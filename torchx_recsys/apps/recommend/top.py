@@ -55,7 +55,7 @@ class TopItems:
             return first_of_all(self._all_scores(queries), k, excluded)
         candidates, rough = self._candidates(queries, k + SPARE, excluded)
         exact = (queries.double()[:, None] * self._vectors[candidates].double()).sum(2).float()
-        places, scores = _first(exact.masked_fill(rough == NO_SCORE, NO_SCORE), candidates, k)
+        places, scores = first_by_score(exact.masked_fill(rough == NO_SCORE, NO_SCORE), candidates, k)
         # No other item has a greater score than this.
         bound = (rough[:, -1].double() + self._error * queries.double().square().sum(1).sqrt()).float()
         unsure = ((scores[:, -1] <= bound) & (bound > NO_SCORE)).nonzero()[:, 0]
@@ -85,7 +85,7 @@ class TopItems:
 def first_of_all(scores: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the places of the first k items by their scores, `[Q, I]`; as `TopItems.find`, but for `queries`."""
     scores = scores.index_put((excluded[:, 0], excluded[:, 1]), scores.new_tensor(NO_SCORE))
-    return _first(scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores), k)
+    return first_by_score(scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores), k)
 
 
 def checked(values: Tensor, what: str) -> Tensor:
@@ -99,7 +99,7 @@ def checked(values: Tensor, what: str) -> Tensor:
     return values
 
 
-def _first(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def first_by_score(scores: Tensor, places: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns the places and scores of the first k, in descending order, of equal scores by place; `[Q, N]` each."""
     bits = (scores + 0.0).contiguous().view(torch.int32)  # of -0.0, which would be less than 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the numbers

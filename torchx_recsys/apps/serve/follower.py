@@ -5,8 +5,8 @@ import gc
 import sys
 
 from torchx_recsys.apps.export.load import Changes, Export
+from torchx_recsys.apps.export.source import Source
 from torchx_recsys.apps.serve.batching import Batcher
-from torchx_recsys.apps.serve.source import Source
 from trainer.core.secrets import without_secrets
 
 

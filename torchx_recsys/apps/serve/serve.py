@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from torchx_recsys.apps.serve.source import Source
+from torchx_recsys.apps.export.source import Source
 from trainer.core.errors import InputError
 
 if TYPE_CHECKING:

@@ -31,9 +31,19 @@ class Digests:
 
     def fingerprint(self, types: Mapping[str, str], texts: Mapping[str, pa.Array]) -> str:
         """Returns one text for all columns, their types and their texts."""
-        of_texts = {name: hashlib.blake2b(repr(one.to_pylist()).encode()).hexdigest() for name, one in texts.items()}
+        of_texts = {name: _digest_of(one.cast(pa.large_binary())) for name, one in texts.items()}
         facts = [{name: one.hexdigest() for name, one in self._of.items()}, dict(types), of_texts]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _digest_of(texts: pa.Array) -> str:
+    """Returns a digest of texts in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    if len(texts):
+        offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
+        digest.update(np.diff(offsets).tobytes())
+        digest.update(memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]])
+    return digest.hexdigest()
 
 
 class LogWriter:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from trainer.core.errors import InputError, first_line
+from trainer.core.errors import InputError, StorageError, first_line
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import Storage, named, open_storage
 
@@ -162,8 +162,13 @@ class EventLog:
         dtype, offset = self._schema.field(name).type, self.about["offsets"][name]
         width = dtype.bit_width // 8
         starts, stops = offset + begins * width, offset + ends * width
-        parts = read_ranges(self._fs, f"{self._path}/{EVENTS}", starts, stops)
-        return pa.Array.from_buffers(dtype, int((ends - begins).sum()), [None, pa.py_buffer(b"".join(parts))])
+        try:
+            content = b"".join(read_ranges(self._fs, f"{self._path}/{EVENTS}", starts, stops))
+        except StorageError as error:
+            # Subclasses stand for a missing or refused file: another attempt would find the same.
+            kind = StorageError if type(error) is StorageError else InputError
+            raise kind(f"{self.name}/{EVENTS}: histories cannot be gathered ({first_line(error)})") from error
+        return pa.Array.from_buffers(dtype, int((ends - begins).sum()), [None, pa.py_buffer(content)])
 
 
 def read_ranges(fs: Storage, path: str, starts: np.ndarray, stops: np.ndarray) -> Iterator[bytes]:

@@ -11,11 +11,13 @@ from trainer.core.secrets import without_secrets
 from trainer.extensions.page.curves import draw_curves
 from trainer.extensions.page.recorded import Run, read_if_whole
 from trainer.metrics.registry import built_in_direction
-from trainer.pages.figures import Lying, number_in_words
-from trainer.pages.html import draw_facts, draw_figure, draw_more, draw_table, whole_page
+from trainer.pages.figures import Lines, Lying, number_in_words
+from trainer.pages.html import draw_cards, draw_facts, draw_figure, draw_more, draw_row_cards, draw_table, whole_page
 from trainer.pages.segments import Table, segments_table, union
 
 PAGE = "run.html"
+CALIBRATION = "calibration.json"
+RECOMMENDED = "recommended.json"
 MOST_FEATURES = 20  # number of bars of importance
 
 
@@ -45,6 +47,8 @@ def page_of_run(run: Run, directory: RunDirectory, checkpoints: Checkpoints) -> 
         *(draw_table(title, rows) for title, rows in above.items() if len(rows) > 1),
         "<h2>Curves</h2>",
         draw_curves([run]),
+        _calibration(read_if_whole(directory, CALIBRATION)),
+        _recommended(read_if_whole(directory, RECOMMENDED)),
         _importance(read_if_whole(directory, "importance.json")),
         *(draw_table(title, rows) for title, rows in below.items() if len(rows) > 1),
         draw_more(f"All {len(keys):,} keys", [["key", "value"], *keys]),
@@ -92,6 +96,35 @@ def _baselines(run: Run, split: str) -> Table:
 
 def _starred(value: float | None, best: float) -> str:
     return "" if value is None else f"{value:.5f}{' *' * (value == best)}"
+
+
+def _calibration(found: Mapping[str, Any]) -> str:
+    """Returns a chart for each task of calibration.json; empty without it."""
+    tasks = union([one["tasks"] for one in found.values()])
+    remark = "Means of a twentieth of the samples each. Above the diagonal, labels are 1 more often than predicted."
+    charts = []
+    for task in tasks:
+        series = {
+            f"{split}, step {one['step']:,}": (one["tasks"][task]["predicted"], one["tasks"][task]["observed"])
+            for split, one in found.items()
+            if len(one["tasks"].get(task, {}).get("predicted", ())) > 1
+        }
+        ends = [end for predicted, _ in series.values() for end in (predicted[0], predicted[-1])]
+        if ends:
+            ideal = (min(ends), max(ends))
+            title = f"observed over predicted, {task}" if len(tasks) > 1 else "observed over predicted"
+            faint = {"as predicted": next(iter(series))}
+            shown = series | {"as predicted": (ideal, ideal)}
+            charts.append(Lines(title, remark, shown, faint=faint, of="predicted", drawn="marked"))
+    return f"<h2>Calibration</h2>{draw_cards(charts)}" if charts else ""
+
+
+def _recommended(found: Mapping[str, Any]) -> str:
+    """Returns the lists of recommended.json beside each other; empty without it."""
+    if not found.get("lists"):
+        return ""
+    cards = {f"user {one['user']}": one["rows"] for one in found["lists"]}
+    return f"<h2>Recommended, at step {found['step']:,}</h2>{draw_row_cards(cards)}"
 
 
 def _importance(found: Mapping[str, Any]) -> str:

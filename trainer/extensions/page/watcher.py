@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from trainer.extensions.page.run_page import PAGE, write_page
+from trainer.extensions.page.recorded import read_if_whole
+from trainer.extensions.page.run_page import CALIBRATION, PAGE, write_page
 from trainer.training.watchers import RunView, Watcher
 
 
@@ -12,7 +13,11 @@ class Page(Watcher):
     files = {"page": PAGE}
 
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Writes the page."""
+        """Writes the calibration of the evaluation, and the page."""
+        if run.context.is_rank0 and (curves := run.calibration_curves()):
+            with run.tolerate_failed_writes():
+                kept = read_if_whole(run.directory, CALIBRATION)
+                run.directory.write_json(CALIBRATION, kept | {split: {"step": step, "tasks": curves}})
         self._write(run)
 
     def at_end(self, run: RunView, step: int, state: str) -> None:

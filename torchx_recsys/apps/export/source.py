@@ -1,4 +1,4 @@
-"""Finds and loads the exports that a server serves, on any storage, from which files are copied first."""
+"""Finds and loads exports on any storage, from which files are copied first: to serve them, or to list items."""
 
 import contextlib
 import tempfile
@@ -18,11 +18,12 @@ class Source:
     Args:
         url: The directory of exports, or one step-N of it, any fsspec URL.
         compiled: Whether to load compiled models.
+        key: The flag that gave the URL.
     """
 
-    def __init__(self, url: str, compiled: bool) -> None:
-        self._url, self._compiled = url, compiled
-        self._target = RunDirectory(url, "--directory")
+    def __init__(self, url: str, compiled: bool, key: str = "--directory") -> None:
+        self.url, self._compiled, self._key = url, compiled, key
+        self._target = RunDirectory(url, key)
 
     def first(self, follow: bool) -> Model:
         """Returns the model to begin with.
@@ -33,10 +34,10 @@ class Source:
         Raises:
             InputError: There is no whole export, or the export cannot be served.
         """
-        with named("--directory", self._url):
+        with named(self._key, self.url):
             if follow and self._target.read_bytes(CURRENT) is None:
                 raise InputError(
-                    f"--follow is True, but --directory is '{self._url}', which has no {CURRENT}; name the directory "
+                    f"--follow is True, but {self._key} is '{self.url}', which has no {CURRENT}; name the directory "
                     "that `export` writes to, or leave --follow out"
                 )
             try:
@@ -45,12 +46,12 @@ class Source:
                 raise
             except ValueError:
                 raise InputError(
-                    f"--directory is '{self._url}', which holds no whole export; make one by `python -m trainer export`"
+                    f"{self._key} is '{self.url}', which holds no whole export; make one by `python -m trainer export`"
                 ) from None
             try:
                 return self.load(self.chain())
             except (ValueError, ImportError) as error:
-                raise InputError(f"--directory is '{self._url}', which cannot be served: {error}") from error
+                raise InputError(f"{self._key} is '{self.url}', which cannot be served: {error}") from error
 
     def newest(self) -> Export:
         """Returns the export that current.json names, or the single one.

@@ -1,0 +1,1 @@
+"""Tables that others have published, made again with this project's models."""

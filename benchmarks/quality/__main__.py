@@ -1,9 +1,10 @@
-"""Trains what `check-data --write-config` writes on public data sets, beside linear models, boosted trees and means.
+"""Trains what `check-data --write-config` writes on public data sets, beside the baselines of the same configuration.
 
 Writes docs/explanation/first_configurations.md.
 Takes half an hour of a quiet machine, and 100 MB of packages, which are downloaded and not installed.
 
-`--only NAME` takes one data set, `--seeds N` as many seeds, and `--packages DIR` has the packages. Needs scikit-learn.
+`--only NAME` takes one data set, `--seeds N` as many seeds, and `--packages DIR` has the packages. `--json FILE` keeps
+what is measured, and a later call measures what is not in it. Needs scikit-learn and LightGBM.
 """
 
 import argparse
@@ -15,16 +16,22 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.quality.beside import Scores, baselines
 from benchmarks.quality.sets import PACKAGES, SETS, DataSet, download
 from docs.generate import ROOT, table, write_measured
 from trainer.commands import read_command
-from trainer.core.errors import InputError
 
 PAGE = ROOT / "docs" / "explanation" / "first_configurations.md"
 SHOWN = {"binary": "auc", "values": "rmse", "classes": "cross_entropy", "items": "recall@10"}
-BESIDE = ("linear", "trees", "means", "popularity")
 LOWER = ("rmse", "cross_entropy")
+BASELINES = {
+    "Linear": ("logistic regression", "linear regression"),
+    "LightGBM": ("LightGBM",),
+    "Means": ("user and item means",),
+    "Factors": ("matrix factorization",),
+    "Popularity": ("popularity",),
+    "Item-kNN": ("item-kNN",),
+}
+Scores = dict[str, float]
 
 
 def main() -> None:
@@ -38,14 +45,14 @@ def main() -> None:
     parser.add_argument("--without-baselines", action="store_true")
     given = parser.parse_args()
     download(given.packages, PACKAGES)
-    results = {}
-    for name in given.only:
+    results = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    for name in [name for name in given.only if name not in results]:
         with tempfile.TemporaryDirectory() as folder:
             results[name] = measure(SETS[name], Path(folder), given)
         print(name, json.dumps(results[name]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(results))
-    if given.only == [*SETS]:
+    if results.keys() == SETS.keys():
         write_measured(PAGE, "quality", render(results))
 
 
@@ -56,12 +63,21 @@ def measure(one: DataSet, folder: Path, given: argparse.Namespace) -> dict[str, 
         pq.write_table(rows, folder / f"{split}.parquet", row_group_size=max(1, rows.num_rows // 16))
     config = folder / "first.toml"
     words = ["--source", str(folder), "--label", one.label, "--write-config", str(config)]
-    try:
-        read_command(["check-data", *words])()
-    except InputError as error:
-        return {"ours": str(error)} | baselines(one, splits)
-    found = {"ours": [train(config, folder / f"run-{seed}", seed, given.flags.split()) for seed in range(given.seeds)]}
-    return found if given.without_baselines else found | baselines(one, splits)
+    read_command(["check-data", *words])()
+    ours = [train(config, folder / f"run-{seed}", seed, given.flags.split()) for seed in range(given.seeds)]
+    return {"ours": ours} | ({} if given.without_baselines else baselines(config))
+
+
+def baselines(config: Path) -> dict[str, Scores]:
+    """Returns the metrics of the test split by baseline."""
+    names = [name for names in BASELINES.values() for name in names]
+    found = read_command(["baselines", str(config), "--only", *names])()
+    (of_metrics,) = found["test"].values()
+    scores: dict[str, Scores] = {}
+    for metric, values in of_metrics.items():
+        for name, value in values.items():
+            scores.setdefault(name, {})[metric] = value
+    return scores
 
 
 def train(config: Path, out: Path, seed: int, flags: list[str]) -> Scores:
@@ -76,15 +92,21 @@ def train(config: Path, out: Path, seed: int, flags: list[str]) -> Scores:
 def render(results: dict[str, Any]) -> str:
     """Returns the table: the metric that is judged, medians with the least and the greatest of the seeds."""
     rows, seeds = [], set()
-    for name, result in results.items():
-        metric, ours = SHOWN[SETS[name].task], result["ours"]
+    for name, one in SETS.items():
+        result = results[name]
+        metric, ours = SHOWN[one.task], result["ours"]
         seeds.add(len(ours))
-        calibration = [one["calibration"] for one in ours if "calibration" in one]
-        shown = [_spread([one[metric] for one in ours]), f"{np.median(calibration):.3f}" if calibration else ""]
-        shown += [f"{result[one][metric]:.4f}" if one in result else "" for one in BESIDE]
+        calibration = [seed["calibration"] for seed in ours if "calibration" in seed]
+        shown = [_spread([seed[metric] for seed in ours]), f"{np.median(calibration):.3f}" if calibration else ""]
+        shown += [_shown(result, names, metric) for names in BASELINES.values()]
         rows.append([name, f"{metric}{', lower is better' * (metric in LOWER)}", *shown])
-    head = ["Data", "Metric on test", "First configuration", "Calibration", *(name.capitalize() for name in BESIDE)]
-    return f"{table(head, rows)}\n\n{_of_seeds(min(seeds))}"
+    head = ["Data", "Metric on test", "First configuration", "Calibration", *BASELINES]
+    return f"{table(head, rows)}\n\n{_of_seeds(seeds)}"
+
+
+def _shown(result: dict[str, Any], names: tuple[str, ...], metric: str) -> str:
+    """Returns the metric of the first of some baselines that is there; empty if none is."""
+    return next((f"{result[name][metric]:.4f}" for name in names if name in result), "")
 
 
 def _spread(values: list[float]) -> str:
@@ -92,8 +114,11 @@ def _spread(values: list[float]) -> str:
     return f"{np.median(values):.4f}{spread}"
 
 
-def _of_seeds(seeds: int) -> str:
-    return "One seed." if seeds == 1 else f"The median of {seeds} seeds, the least and the greatest beside it."
+def _of_seeds(seeds: set[int]) -> str:
+    if seeds == {1}:
+        return "One seed."
+    rest = " One seed where there is no spread." if 1 in seeds else ""
+    return f"The median of {max(seeds)} seeds, the least and the greatest beside it.{rest}"
 
 
 if __name__ == "__main__":

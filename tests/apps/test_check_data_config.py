@@ -413,6 +413,9 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert tree["evaluate"] == {"every_steps": 20, "final": "best"}
     assert tree["train"]["stop_early"]["metric"] == tree["checkpoint"]["keep"]["best"] == "rmse"
     assert tree["checkpoint"]["every_steps"] == 20
+    assert tree["optimizer"]["ema"] == {"decay": 0.975, "tables": True}
+    penalties = [tree["optimizer"][part]["weight_decay"] for part in ("sparse", "dense")]
+    assert penalties == [0.0001667] * 2  # 0.3 / 1,800 rows
     values, rows = predicted(ratings, "rating")
     assert test["rmse"] == pytest.approx(np.sqrt(np.mean((values - rows["rating"].to_numpy()) ** 2)), rel=1e-5)
 

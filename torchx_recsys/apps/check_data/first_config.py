@@ -10,6 +10,7 @@ from trainer.core.errors import InputError
 from trainer.core.section import Tree
 
 LARGE = 100_000  # from this many rows in all tables on, the model's default sizes stay
+PRIOR = 0.3  # L2 penalty of all weights times the samples: like a prior, it is outweighed by more of them
 PASSES = ((100_000, 20), (1_000_000, 10), (10_000_000, 5))  # most epochs with less than so many rows; else 3
 UNWATCHED = 1000  # steps without validation data, where nothing says when to stop
 STEPS, MOST_PASSES = 3000, 200  # few rows make short epochs, of which training takes more, up to so many steps
@@ -25,6 +26,7 @@ METRICS = {
 }
 WHY = {
     "data": "Batches are small enough for some hundred steps in an epoch.",
+    "optimizer.ema": "Evaluations and exports take averages of the weights, over about twice evaluate.every_steps.",
     "train.stop_early": "Training ends when evaluations get no better, so that epochs are only the most.",
     "evaluate": "The test split is judged with the best checkpoint by validation.",
     "checkpoint": "A stopped run goes on from the last of these.",
@@ -49,24 +51,30 @@ def guess_config(
     head: Tree = {} if reader == "parquet" else {"reader": reader}
     head |= {name: [*urls] for name, urls in files.items()} | {"global_batch_size": batch}
     data = _renamed(data)
-    model = _two_towers(data) if label.task == "items" else _model(data)
+    course = _course(label, batch, rows, "validation" in files, "test" in files)
+    if label.task == "items":
+        model, optimizer = _two_towers(data), _optimizer()
+    elif sum(feature["rows"] for feature in data["sparse"].values()) > LARGE:
+        model, optimizer = {"name": "wide_deep"}, _optimizer()
+    else:
+        model = {"name": "wide_deep", "embedding_dim": 16, "over_layers": [64, 32]}
+        optimizer = _regularized(rows["train"], course["checkpoint"]["every_steps"])
+    return {"data": head | data, "model": model, **_tasks(label, data), "optimizer": optimizer, **course}
+
+
+def _optimizer() -> Tree:
     return {
-        "data": head | data,
-        "model": model,
-        **_tasks(label, data),
-        "optimizer": {
-            "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
-            "dense": {"name": "adam", "learning_rate": 1e-3},
-        },
-        **_course(label, batch, rows, "validation" in files, "test" in files),
+        "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
+        "dense": {"name": "adam", "learning_rate": 1e-3},
     }
 
 
-def _model(data: Tree) -> Tree:
-    model: Tree = {"name": "wide_deep"}
-    if sum(feature["rows"] for feature in data["sparse"].values()) <= LARGE:
-        model |= {"embedding_dim": 16, "over_layers": [64, 32]}
-    return model
+def _regularized(samples: int, every: int) -> Tree:
+    """Returns the optimizers with L2, and averages over about twice the steps between two evaluations."""
+    optimizer, penalty = _optimizer(), short(PRIOR / samples)
+    optimizer["sparse"] |= {"weight_decay": penalty, "weight_decay_mode": "l2"}
+    optimizer["dense"] |= {"weight_decay": penalty}
+    return optimizer | {"ema": {"decay": short(1 - 0.5 / every), "tables": True}}
 
 
 def _two_towers(data: Tree) -> Tree:

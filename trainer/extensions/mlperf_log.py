@@ -175,7 +175,8 @@ def _settings(run: RunView) -> Iterator[tuple[str, Any]]:
     yield "gradient_accumulation_steps", parts
     yield "micro_batch_size", size // (world * parts)
     yield "seed", config.train.seed
-    yield "max_sequence_length", max(config.data.sequences.values(), default=1)
+    longest = max(config.data.sequences.values(), default=1)
+    yield "max_sequence_length", int(config.model.attention_divisor) if config.model.name == "dlrm_hstu" else longest
     dense, sparse = config.optimizer.dense, config.optimizer.sparse
     yield "opt_name", NAMES.get(dense.name, dense.name)
     yield "opt_base_learning_rate", dense.learning_rate

@@ -93,9 +93,9 @@ def yambda(
     min_history: int | None = None,
     train_days: int = 300,
     other_users: float | None = None,
-    users: int = 1500,
-    events: int = 90,
-    items: int = 400,
+    users: int = 3000,
+    events: int = 106,
+    items: int = 16,
     artists: int = 8,
     genres: int = 8,
     days: int = 30,
@@ -112,7 +112,7 @@ def yambda(
         source: The directory of Yambda's files, on any fsspec URL; without it, a log is generated.
         size: Which of the published logs: 50m, 500m or 5b.
         histories: log leaves the histories in the log; written also writes them into the samples, for small data.
-        min_history: Events that a user must have before a sample; by default 4,086, of a generated log 32.
+        min_history: Events that a user must have before a sample; by default 4,086, of a generated log 48.
         train_days: Days to train on.
         other_users: Share of the users to test on, who are not trained on; by default 0, of a generated log 0.2.
         users: Generated users.

@@ -28,7 +28,7 @@ from trainer.core.secrets import without_secrets
 GENERATED = "generated"
 SHARES = 1 << 20  # steps of --other-users
 PUBLISHED_HISTORY = {"min_history": 4086, "among": 20_000, "per_kind": 1362}
-SMALL_HISTORY = {"min_history": 32, "among": 32, "per_kind": 32}
+SMALL_HISTORY = {"min_history": 48, "among": 48, "per_kind": 48}
 LEAST = {"min_history": 0, "among": 1, "per_kind": 1, "train_days": 1}
 
 
@@ -42,9 +42,9 @@ def yambda(
     per_kind: int | None = None,
     train_days: int = 300,
     other_users: float | None = None,
-    users: int = 1500,
-    events: int = 90,
-    items: int = 400,
+    users: int = 3000,
+    events: int = 106,
+    items: int = 16,
     artists: int = 8,
     genres: int = 8,
     days: int = 30,
@@ -92,9 +92,9 @@ def yambda(
         size: Which of the published logs.
         histories: log sorts the log for training to gather histories from; written puts them into the samples, for
             small data.
-        min_history: Events that a user must have before a sample. Unset: 4,086; of a generated log 32.
-        among: Of how many of the last events a history is chosen. Unset: 20,000; of a generated log 32.
-        per_kind: Most events of each kind in a history. Unset: 1,362; of a generated log 32.
+        min_history: Events that a user must have before a sample. Unset: 4,086; of a generated log 48.
+        among: Of how many of the last events a history is chosen. Unset: 20,000; of a generated log 48.
+        per_kind: Most events of each kind in a history. Unset: 1,362; of a generated log 48.
         train_days: Days to train on.
         other_users: Share of the users that are tested on, and not trained on. Unset: 0; of a generated log 0.2.
         users: Generated users.

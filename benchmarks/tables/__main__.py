@@ -75,7 +75,7 @@ def render(published: Published, found: dict[str, list[Scores]]) -> str:
     rows = [(scores[0], [name, *(f"{score:.4g}" for score in scores)]) for name, scores in published.rows.items()]
     for name, scores in found.items():
         shown = [f"**{cell}**" for cell in _spreads(published, scores)]
-        rows.append((np.mean([one[published.metrics[0]] for one in scores]), [f"**ours, {name}**", *shown]))
+        rows.append((float(np.mean([one[published.metrics[0]] for one in scores])), [f"**ours, {name}**", *shown]))
     rows.sort(key=lambda row: row[0], reverse=not published.lower)
     heads = ["Model", *published.metrics]
     seeds = max(map(len, found.values()))

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import NO_ID, Rows
 from trainer.config.data import DataConfig
 from trainer.rules.plain_types import is_list

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pydantic
 import pytest
 
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError

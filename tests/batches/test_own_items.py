@@ -9,7 +9,8 @@ import pytest
 from torchx_recsys.apps.export.load import ColumnError, _Reader
 from torchx_recsys.apps.export.signature import items_in, signature
 from torchx_recsys.apps.recommend.sides import sides_of
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.root import Config

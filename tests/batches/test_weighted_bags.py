@@ -7,7 +7,8 @@ import pytest
 from command import load_text
 from csv_files import csv_config, read_all
 
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.loader import Loader
 from trainer.config.data import DataConfig
 from trainer.config.root import Config

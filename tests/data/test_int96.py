@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from torchx_recsys.apps.predict.kept_columns import KeptColumns, kept_schema
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import find_files

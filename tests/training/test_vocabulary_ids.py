@@ -12,7 +12,8 @@ from jobs import config, launch, losses
 
 from torchx_recsys.apps.vocabulary.vocabulary import vocabulary
 from trainer.__main__ import main as trainer
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import NO_ID
 from trainer.config.data import DataConfig
 from trainer.core.arrays import mix

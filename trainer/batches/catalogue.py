@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.batches.batch import Batch, batches_of_share, features_only
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import NO_ITEM, Rows
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError

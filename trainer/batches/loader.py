@@ -20,7 +20,8 @@ import pyarrow as pa
 import torch
 
 from trainer.batches.batch import Batch, to_batches
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.negatives import Negatives
 from trainer.batches.rows import Rows
 from trainer.batches.windows import WindowRows, costs, dealt, dealt_to_steps

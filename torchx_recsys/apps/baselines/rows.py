@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from torchx_recsys.apps.check_data.splits import Split as ChosenFrom
 from torchx_recsys.apps.check_data.splits import chosen_groups
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
 from trainer.config.root import Config

@@ -10,7 +10,8 @@ from torchx_recsys.apps.check_data.figures import middle_std, readable
 from torchx_recsys.apps.check_data.finding import Finding, percent
 from torchx_recsys.apps.check_data.profile import Profile
 from torchx_recsys.apps.check_data.reading import Measured, Tally
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.config.data import DataConfig, DenseFeature
 from trainer.core.console import plural
 from trainer.core.errors import InputError

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from torchx_recsys.apps.export.features import IdLists
 from trainer.batches.batch import Batch, to_batch, with_values
-from trainer.batches.decode import Chunk, chosen, decode, earlier, seconds_of
+from trainer.batches.chunk import Chunk, chosen, earlier, seconds_of
+from trainer.batches.decode import decode
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of, takes
 from trainer.config.root import Config

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from torchx_recsys.apps.importance.units import Unit
 from trainer.batches.batch import features_only
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of

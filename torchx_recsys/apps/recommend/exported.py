@@ -10,7 +10,7 @@ import pyarrow as pa
 from torchx_recsys.apps.export.load import ColumnError
 from torchx_recsys.apps.export.reference import raw_column
 from torchx_recsys.apps.recommend.items import Items
-from trainer.batches.decode import Chunk
+from trainer.batches.chunk import Chunk
 from trainer.core.errors import InputError, nearest, some_of
 from trainer.rules.id_lists import kept_range
 from trainer.rules.plain_types import is_string, to_ids, to_texts

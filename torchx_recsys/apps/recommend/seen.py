@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchx_recsys.apps.recommend.items import Items, integers_of
 from torchx_recsys.apps.recommend.queries import USER
-from trainer.batches.decode import Chunk, chosen, earlier
+from trainer.batches.chunk import Chunk, chosen, earlier
 from trainer.config.data import DataConfig
 from trainer.config.features import SparseFeature, columns_of
 from trainer.core.errors import InputError, nearest

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.batches.batch import features_only
-from trainer.batches.decode import Chunk, decode
+from trainer.batches.chunk import Chunk
+from trainer.batches.decode import decode
 from trainer.batches.rows import Rows
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature, columns_beside, columns_of

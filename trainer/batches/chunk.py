@@ -1,0 +1,245 @@
+"""Consecutive rows of a row group, and the values of a column of them: numbers, times, ids, lists of ids."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.config.features import DenseFeature, SparseFeature
+from trainer.core.console import plural
+from trainer.core.errors import InputError
+from trainer.data.readers.base import Column
+from trainer.data.selection import row_in_file
+from trainer.rules.dense import filled, null_flags, number_of_time, transformed
+from trainer.rules.derived_ids import (
+    NO_BUCKET,
+    NO_TIME,
+    TIMES,
+    are_times,
+    bucketized,
+    crossed,
+    part_of_time,
+    to_seconds,
+)
+from trainer.rules.hashing import as_integers, shifted
+from trainer.rules.id_lists import (
+    GREATEST,
+    aligned,
+    allowed_weights,
+    are_earlier,
+    is_weight,
+    to_weights,
+    with_weights,
+)
+from trainer.rules.plain_types import (
+    as_lists,
+    is_missing,
+    list_lengths,
+    offsets_of,
+    plain_array,
+    to_ids,
+    to_numbers,
+    zero_filled,
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a row group.
+
+    Attributes:
+        column: Returns a column of the row group.
+        rows: The range of rows in the row group.
+        where: Returns the name in messages of a row, given its number, or of the row group, given None. Unset: the rows
+            belong to no file.
+    """
+
+    column: Column
+    rows: range
+    where: Callable[[int | None], str] | None = None
+
+    def array(self, name: str) -> pa.Array:
+        """Returns a column of these rows as plain values (`to_plain`)."""
+        return plain_array(self.column(name).slice(self.rows.start, len(self.rows)))
+
+    def numbers(self, name: str) -> pa.Array:
+        """Returns a column of these rows as numbers."""
+        return to_numbers(self.array(name))
+
+    def ids(self, name: str) -> pa.Array:
+        """Returns a column of these rows as integers, strings or lists of either."""
+        try:
+            return to_ids(self.array(name))
+        except pa.ArrowInvalid as error:
+            self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
+
+    def refuse(self, message: str, row: int | None = None) -> NoReturn:
+        """Raises InputError for a value. `row`, if known, counts from the beginning of the chunk."""
+        number = None if row is None else row_in_file(self.column, self.rows.start + row)
+        if self.where:
+            raise InputError(f"{self.where(number)}, {message}")
+        raise InputError(message if number is None else f"row {number}, {message}")
+
+    def check(self, column: str, values: np.ndarray, good: np.ndarray, why: str) -> np.ndarray:
+        """Returns the values of a column, `[R]`; raises an error that names the first bad value."""
+        if not good.all():
+            row = int(good.argmin())
+            self.refuse(f"column '{column}': {values[row]} {why}", row)
+        return values
+
+
+def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns the values of a dense feature, `[R]` float32.
+
+    Raises:
+        InputError: A value is not finite, or not a time.
+    """
+    column = feature.column or name
+    raw = _raw_numbers(column, feature, chunk)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = transformed(raw, feature)
+        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than a mask
+    if not good:
+        why = f"has no finite value under the transform '{feature.transform}'"
+        chunk.check(column, raw, np.isfinite(values), why)
+    return values
+
+
+def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns the numbers to transform, or the finished values of `is_missing` and of times, `[R]` float32."""
+    if feature.transform == "is_missing":
+        return null_flags(chunk.array(column))
+    if feature.transform in TIMES:
+        return number_of_time(*seconds_of(column, chunk), feature)
+    return filled(chunk.numbers(column), feature)
+
+
+def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the raw id of each row, before the rule of `feature.ids`, `[R]` integers or strings; null without an id.
+
+    Raises:
+        InputError: A value is not a number, or not a time.
+    """
+    if feature.columns:
+        return crossed([chunk.ids(column) for column in feature.columns])
+    column = feature.column or name
+    if feature.buckets:
+        array = chunk.numbers(column)
+        values = zero_filled(pc.cast(array, pa.float32(), safe=False))
+        chunk.check(column, values, ~np.isnan(values), NO_BUCKET)
+        return pa.array(bucketized(values, feature.buckets), mask=is_missing(array))
+    if feature.transform != "none":
+        seconds, missing = seconds_of(column, chunk)
+        return pa.array(part_of_time(seconds, feature.transform), mask=missing)
+    return shifted(chunk.ids(column), feature.offset)
+
+
+def seconds_of(column: str, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a column of times as whole seconds since 1970 in UTC, `[R]`, and which are missing, `[R]`.
+
+    Raises:
+        InputError: An integer is not a time.
+    """
+    array = chunk.array(column)
+    seconds, missing = to_seconds(array)
+    if pa.types.is_integer(array.type):
+        chunk.check(column, seconds, are_times(seconds, missing), NO_TIME)
+    return seconds, missing
+
+
+def chosen(lists: pa.Array, stay: np.ndarray) -> pa.Array:
+    """Returns lists with only some of their elements, `[R]` and `[N]`."""
+    if stay.all():
+        return lists
+    offsets = offsets_of(list_lengths(lists))
+    return pa.LargeListArray.from_arrays(offsets_of(stay)[offsets], lists.flatten().filter(pa.array(stay)))
+
+
+def without_own(column: str, feature: SparseFeature, chunk: Chunk, lengths: np.ndarray) -> np.ndarray:
+    """Returns which elements of lists stay because the id at their place is not that of the row, `[N]`.
+
+    Args:
+        column: The column of the lists.
+        feature: The feature, with `without`.
+        chunk: The rows.
+        lengths: The lengths of the lists, `[R]`.
+
+    Raises:
+        InputError: The lists of ids differ in length.
+    """
+    compared, own = feature.without_in or column, chunk.ids(str(feature.without))
+    ids = as_lists(chunk.ids(compared))
+    _check_lengths(column, lengths, compared, list_lengths(ids), "id", chunk)
+    ids = ids.flatten()
+    of_row, of_lists = (as_integers(one).astype(np.int64) for one in (own, ids))
+    unknown = np.repeat(is_missing(own), lengths) | is_missing(ids)
+    return unknown | (of_lists != np.repeat(of_row, lengths))
+
+
+def earlier(column: str, feature: SparseFeature, chunk: Chunk, lengths: np.ndarray) -> np.ndarray:
+    """Returns which elements of lists have a time before the time of their row, `[N]`.
+
+    Args:
+        column: The column of the ids in the lists.
+        feature: The feature, with `times` and `before`.
+        chunk: The rows.
+        lengths: The lengths of the lists, `[R]`.
+
+    Raises:
+        InputError: Lists of ids and times differ in length, a row has no time, or an integer is not a time.
+    """
+    times = as_lists(chunk.array(str(feature.times)))
+    _check_lengths(column, lengths, str(feature.times), list_lengths(times), "time", chunk)
+    now, unknown = seconds_of(str(feature.before), chunk)
+    if unknown.any():
+        chunk.refuse(f"column '{feature.before}': null is not allowed for the time of a sample", int(unknown.argmax()))
+    of_ids, offsets = times.flatten(), offsets_of(lengths)
+    seconds, missing = to_seconds(of_ids)
+    if pa.types.is_integer(of_ids.type) and not (good := are_times(seconds, missing)).all():
+        place = int(good.argmin())
+        row = int(np.searchsorted(offsets, place, side="right")) - 1
+        chunk.refuse(f"column '{feature.times}': {seconds[place]} {NO_TIME}", row)
+    return are_earlier(seconds, np.repeat(now, lengths), feature.within_seconds) & ~missing
+
+
+def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
+    """Returns the ids of each row with their weights, `[R]` lists; a single id becomes a list with one element.
+
+    Raises:
+        InputError: An id has no weight, or a forbidden weight.
+    """
+    ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
+    lengths = list_lengths(ids)
+    _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
+    offsets, ids = offsets_of(lengths), ids.flatten()
+    weights = to_weights(weights.flatten())
+    _check(ids, weights, offsets, feature, chunk)
+    return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+
+
+def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndarray, noun: str, chunk: Chunk) -> None:
+    if not (good := lengths == found).all():
+        row = int(good.argmin())
+        chunk.refuse(
+            f"column '{beside}': {plural(found[row], noun)} for {plural(lengths[row], 'id')} of '{column}'; each id "
+            "needs one",
+            row,
+        )
+
+
+def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
+    values = weights.to_numpy(zero_copy_only=False)  # nulls become NaN
+    good = is_weight(values, feature.pooling, GREATEST)
+    if ids.null_count:  # a null id is dropped with its weight
+        good |= ids.is_null().to_numpy(zero_copy_only=False)
+    if not good.all():
+        place = int(good.argmin())
+        value = "null" if weights[place].as_py() is None else values[place]
+        chunk.refuse(
+            f"column '{feature.weights}': {value} is not a weight; weights of ids are "
+            f"{allowed_weights(feature.pooling)}",
+            int(np.searchsorted(offsets, place, side="right")) - 1,
+        )

@@ -83,6 +83,50 @@ def synthetic(
     ...
 
 
+@program("yambda", choices={"size": ("50m", "500m", "5b", "generated"), "histories": ("log", "written")})
+def yambda(
+    *args: str,
+    out: str = "data/yambda",
+    source: str | None = None,
+    size: str = "5b",
+    histories: str = "log",
+    min_history: int | None = None,
+    train_days: int = 300,
+    other_users: float | None = None,
+    users: int = 3000,
+    events: int = 106,
+    items: int = 16,
+    artists: int = 8,
+    genres: int = 8,
+    days: int = 30,
+    seed: int = 0,
+    memory_mib: int = 1024,
+) -> AppDef:
+    """Converts Yambda, a log of music streaming, as DLRMv4 trains on it; without the files, generates a log like it.
+
+    Example: torchx run -s local_cwd data.yambda --out data/yambda
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer yambda`.
+        out: Directory or fsspec URL to write the data set to.
+        source: The directory of Yambda's files, on any fsspec URL; without it, a log is generated.
+        size: Which of the published logs: 50m, 500m or 5b.
+        histories: log leaves the histories in the log; written also writes them into the samples, for small data.
+        min_history: Events that a user must have before a sample; by default 4,086, of a generated log 48.
+        train_days: Days to train on.
+        other_users: Share of the users to test on, who are not trained on; by default 0, of a generated log 0.2.
+        users: Generated users.
+        events: Generated listens of a user, in the mean.
+        items: Generated items.
+        artists: Generated artists.
+        genres: Generated genres.
+        days: Generated days, without the last.
+        seed: Other seeds give other generated logs, and other users to test on.
+        memory_mib: Memory of DuckDB in MiB; what does not fit goes to files in the temporary directory.
+    """
+    ...
+
+
 @program("split", choices={"leaks": ("refuse", "tell")})
 def split(
     *args: str,

@@ -130,6 +130,11 @@ COMMANDS = {
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
         "--out data/synthetic --rows 1000000",
     ),
+    "yambda": (
+        "torchx_recsys.apps.datasets.yambda:yambda",
+        "--out URL: convert Yambda's log of music as DLRMv4 trains on it, or generate a log like it.",
+        "--out data/yambda",
+    ),
     "split": (
         "torchx_recsys.apps.split.split:split",
         "--source FILES --out DIR: cut a log of events into train, validation and test, with labels and the past.",

@@ -22,7 +22,7 @@ from managed import write_ids
 
 from torchx_recsys.apps.runs.differences import difference, differences
 from trainer.__main__ import main as trainer
-from trainer.config.root import READY_MADE
+from trainer.config.root import READY_MADE, load_config
 
 NAMES = sorted(path.stem for path in READY_MADE.glob("*.toml"))
 SAMPLED = ["criteo_terabyte"]  # the one with all that rounds, which is proven in fp32, too
@@ -76,6 +76,7 @@ def click_log(path, rows):
 DATA = {
     "criteo_kaggle": "criteo --source train.txt --out data/criteo_kaggle",
     "criteo_terabyte": "criteo --source day_0 day_23 --layout terabyte --out data/criteo_terabyte",
+    "dlrmv4": "yambda --users 80 --days 12",
     "movielens": "movielens",
     "synthetic": "synthetic --rows 2000 --files 2 --validation-rows 9 --test-rows 9",
 }
@@ -107,6 +108,8 @@ def shrunk(name):
         return ["--data.segments.path", "None", "--data.train", "data/movielens/segments/*.parquet"]
     if name.startswith("movielens"):
         return []
+    if name.startswith("dlrmv4"):
+        return shrunk_histories(name)
     flags = ["--data.global-batch-size", "64"]
     if name.startswith("criteo"):
         features = tomllib.loads((READY_MADE / f"{name}.toml").read_text())["data"]["sparse"]
@@ -115,6 +118,17 @@ def shrunk(name):
     if name == "criteo_terabyte":
         flags += ["--model.cross-rank", "8"]
     return flags
+
+
+def shrunk_histories(name):
+    """The same for DLRMv4, whose crosses are of the published tables."""
+    features = load_config(name).data.sparse
+    flags = ["--data.segments.path", "None", "--data.train", "data/yambda/train", "--data.global-batch-size", "64"]
+    flags += ["--data.validation", "[]", "--data.history.length", "48", "--data.history.among", "48"]
+    for feature, keys in features.items():
+        if keys.pooling == "none" and keys.rows > 2000:
+            flags += [f"--data.sparse.{feature}.rows=1000", f"--data.sparse.{feature}.ids=modulo"]
+    return [*flags, "--model.embedding-dim", "32"]
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,38 @@ def train(week, folder, *flags, code=0, **changes):
     return done.stdout if code == 0 else done.stderr
 
 
+AHEAD = ("--evaluate.every_samples", "128", "--evaluate.first_after", "200")
+
+
+def test_data_that_lies_ahead_is_evaluated_on_every_so_many_samples(week, tmp_path):
+    ahead = ("--data.validation", str(week / "day=wed"), *AHEAD, "--data.segments.skip", "wed")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    train(week, tmp_path / "whole", *ahead)
+    for _ in range(3):  # a job for each segment, of which one ends where an evaluation is due
+        train(week, tmp_path / "parts", *ahead, most=1)
+    whole, parts = (
+        list(map(json.loads, (tmp_path / name / "out/evaluations.jsonl").open())) for name in ("whole", "parts")
+    )
+    assert [(line["step"], line["split"]) for line in whole] == [(4, "validation"), (6, "validation")]
+    assert parts == whole
+    assert [(line["segment"], line["before"]) for line in ledger(tmp_path / "whole/out")] == [
+        *(("mon", None), ("thu", None), ("tue", None))
+    ]
+    shown = ("--data.segments.path", "None", "--split", "validation", "--checkpoint", "6")
+    file = tmp_path / "whole/config.toml"
+    done = run_trainer("evaluate", file, "--out", tmp_path / "whole/out", *shown, "--data.validation", week / "day=wed")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "whole/out/evaluation-validation.json").read_text()) == whole[1]
+
+
+def test_a_target_on_data_that_lies_ahead_ends_the_run(week, tmp_path):
+    ahead = ("--data.validation", str(week / "day=wed"), *AHEAD, "--data.segments.skip", "wed")
+    printed = train(week, tmp_path, *ahead, "--train.stop_early.metric", "auc", "--train.stop_early.target", "0.01")
+    assert "before 6: auc of data.validation is" in printed or "training ends early: auc of data.validation" in printed
+    assert json.loads((tmp_path / "out/run.json").read_text())["step"] == 4
+
+
 def ledger(out):
     return [json.loads(line) for line in (out / "segments.jsonl").read_text().splitlines()]
 
@@ -468,7 +500,17 @@ def test_a_job_that_follows_says_what_it_waits_for_and_takes_what_comes_late(her
         (["--data.segments.path", "nosuch://b/{segment}"], "data.segments.path"),
         (["--data.segments.until", "a", "--data.segments.first", "b"], "data.segments.until is 'a', before"),
         (["--data.train", "rows"], "data.train is set, and so is data.segments.path"),
-        (["--data.validation", "rows"], "data.validation is set, and so is data.segments.path"),
+        (
+            ["--data.validation", "rows"],
+            "data.validation is set, and so is data.segments.path, but evaluate.every_steps",
+        ),
+        (["--evaluate.every_samples", "9"], "evaluate.every_samples is set, and so is data.segments.path"),
+        (["--evaluate.first_after", "9"], "evaluate.first_after is 9, but evaluate.every_samples and"),
+        (["--evaluate.every_samples", "9", "--evaluate.every_steps", "9"], "evaluate.every_samples is 9; set one"),
+        (
+            ["--data.validation", "rows", "--evaluate.every_steps", "2", "--publish.metric", "auc"],
+            "publish.metric is set, which needs metrics on each segment",
+        ),
         (["--data.test", "rows"], "data.test is set, and so is data.segments.path"),
         (["--train.steps", "9"], "train.steps is set, and so is data.segments.path"),
         (["--train.epochs", "2"], "train.epochs is set, and so is data.segments.path"),

@@ -39,6 +39,7 @@ COMPONENTS = {
     "data.movielens": ["--wheel", "ratings.whl"],
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
+    "data.yambda": ["--source", "s3://b/yambda", "--size", "50m", "--", "--among", "9"],
     "data.split": [
         *(
             "--source",

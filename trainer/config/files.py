@@ -91,7 +91,10 @@ NAME = "{segment}"
 
 
 class SegmentsConfig(Section):
-    """Data that comes in segments, such as days: each is evaluated and then trained on once, in the order of names."""
+    """Data that comes in segments, such as days: each is evaluated and then trained on once, in the order of names.
+
+    With data.validation, that is evaluated on in place of each segment, as often as [evaluate] says.
+    """
 
     path: str | None = None
     """Files of a segment, as in data.train, with {segment} for its name: logs/dt={segment}. Unset: no segments."""

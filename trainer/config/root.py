@@ -27,7 +27,7 @@ from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, flat, validate
 from trainer.core.storage import read_text
 
-ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns")
+ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns"), ("every_steps", "every_samples")
 """Keys of a section of which only one can be set."""
 READY_MADE = Path(__file__).parent / "presets"
 
@@ -117,11 +117,9 @@ def _check_segments(config: Config) -> None:
     """Refuses keys that segments take the place of."""
     given = {
         "data.train": config.data.train,
-        "data.validation": config.data.validation,
         "data.test": config.data.test,
         "train.steps": config.train.steps,
         "train.epochs": config.train.epochs,
-        "evaluate.every_steps": config.evaluate.every_steps,
     }
     for key, value in given.items():
         if value:
@@ -129,6 +127,7 @@ def _check_segments(config: Config) -> None:
                 f"{key} is set, and so is data.segments.path, whose segments are what is trained and evaluated on; "
                 "set one of them"
             )
+    _check_ahead(config)
     for key, optimizer in {"dense": config.optimizer.dense, "sparse": config.optimizer.sparse}.items():
         if optimizer.schedule.unit == "epochs":
             raise InputError(
@@ -136,10 +135,28 @@ def _check_segments(config: Config) -> None:
             )
 
 
+def _check_ahead(config: Config) -> None:
+    """Refuses validation data beside segments without a time to evaluate on them, and what it takes the place of."""
+    evaluate, data = config.evaluate, config.data
+    if bool(data.validation) != evaluate.is_regular:
+        regular = "evaluate.every_samples" if evaluate.every_samples else "evaluate.every_steps"
+        has, lacks = ("data.validation", regular) if data.validation else (regular, "data.validation")
+        raise InputError(
+            f"{has} is set, and so is data.segments.path, but {lacks} is not; set both to evaluate on data that lies "
+            "ahead of the segments, or none to evaluate on each segment before training on it"
+        )
+    rules = (name for name in ("metric", "calibration_by", "label_rate_by") if getattr(config.publish, name))
+    if data.validation and (rule := next(rules, None)):
+        raise InputError(
+            f"publish.{rule} is set, which needs metrics on each segment, but data.validation is evaluated on in their "
+            "place; leave one of them out"
+        )
+
+
 def _check_stop_early(config: Config) -> None:
     metric = config.train.stop_early.metric
     lacking = {
-        "evaluate.every_steps is 0": config.evaluate.every_steps == 0,
+        "evaluate.every_steps is 0": not config.evaluate.is_regular,
         "data.validation is empty": not config.data.validation,
     }
     if metric and any(lacking.values()):

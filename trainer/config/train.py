@@ -115,6 +115,11 @@ class EvaluateConfig(Section):
 
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Steps between two evaluations on data.validation. 0: evaluate only at the end."""
+    every_samples: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Instead: samples between two, each after the step that reaches a multiple of this; a short batch counts as whole.
+    0: off."""
+    first_after: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Samples before the first of these evaluations."""
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
     """Samples per evaluation step, over all ranks. Unset: data.global_batch_size."""
     metrics: Annotated[list[str] | None, MayChange] = None
@@ -123,6 +128,30 @@ class EvaluateConfig(Section):
     """Fraction of the groups, chosen by hash, that metrics within groups are computed of, which bounds their memory."""
     final: Annotated[Literal["last", "best"], MayChange] = "last"
     """Evaluate the last step's weights on data.test, or those of the best checkpoint by checkpoint.keep.best."""
+
+    @pydantic.model_validator(mode="after")
+    def _regular(self) -> Self:
+        if self.every_steps and self.every_samples:
+            raise InputError(
+                f"evaluate.every_steps is {self.every_steps} and evaluate.every_samples is {self.every_samples}; set "
+                "one of them"
+            )
+        if self.first_after and not self.is_regular:
+            raise InputError(
+                f"evaluate.first_after is {self.first_after}, but evaluate.every_samples and evaluate.every_steps are "
+                "0, so that there is no such evaluation; set one of them"
+            )
+        return self
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether there are evaluations before the end."""
+        return self.every_steps > 0 or self.every_samples > 0
+
+    def due(self, step: int, batch_size: int) -> bool:
+        """Returns whether an evaluation follows a step of so many samples."""
+        every, done = self.every_samples or self.every_steps * batch_size, step * batch_size
+        return every > 0 and done >= self.first_after and done // every > (done - batch_size) // every
 
 
 class FinetuneConfig(Section):
@@ -197,6 +226,19 @@ class ProfileConfig(Section):
     """Record allocations as well, with a snapshot of the GPU's memory for pytorch.org/memory_viz; not on a CPU."""
 
 
+class MlperfLogConfig(Section):
+    """MLPerf's log lines in RUN_DIR/mlperf.log. They need data.validation and train.stop_early.target."""
+
+    organization: Annotated[str | None, MayChange] = None
+    """Who submits. Unset: no such log."""
+    benchmark: Annotated[str, MayChange] = "dlrmv4"
+    """The benchmark, as the rules name it."""
+    division: Annotated[Literal["closed", "open"], MayChange] = "closed"
+    """The division of the rules."""
+    platform: Annotated[str | None, MayChange] = None
+    """The system. Unset: the number of ranks and their device."""
+
+
 class ReportConfig(Section):
     """Reports of training, and their interval."""
 
@@ -212,6 +254,7 @@ class ReportConfig(Section):
     """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
     data.train, if there."""
     profile: ProfileConfig = ProfileConfig()
+    mlperf_log: MlperfLogConfig = MlperfLogConfig()
 
     @pydantic.model_validator(mode="after")
     def _histograms_are_written(self) -> Self:

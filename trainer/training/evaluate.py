@@ -78,8 +78,8 @@ class Evaluator:
 
     def due(self, step: int) -> bool:
         """Returns whether to evaluate on the validation split after a step."""
-        every = self._config.evaluate.every_steps
-        return every > 0 and step % every == 0 and "validation" in self.splits
+        is_due = self._config.evaluate.due(step, self._config.data.global_batch_size)
+        return is_due and "validation" in self.splits
 
     @torch.no_grad()
     def evaluate(

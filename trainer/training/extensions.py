@@ -78,6 +78,13 @@ EXTENSIONS = {
         key=_set("report.baselines"),
         always=True,
     ),
+    "mlperf_log": Extension(
+        places={
+            "check": "trainer.extensions.mlperf_log:check",
+            "watcher": "trainer.extensions.mlperf_log:MlperfLog",
+        },
+        key=_set("report.mlperf_log.organization"),
+    ),
     "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
 }
 """The extensions by name, in the order in which they act at a place."""

@@ -178,20 +178,31 @@ def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     return {"files": len(counts), "rows": rows, "label_rate": positives / rows if rows else None}
 
 
-def print_summary(summary: Mapping[str, Any], title: str, config: str, out: str, columns: Sequence[str] = ()) -> None:
+def print_summary(
+    summary: Mapping[str, Any],
+    title: str,
+    config: str,
+    out: str,
+    columns: Sequence[str] = (),
+    usual: str | None = None,
+    below: Mapping[str, str] | None = None,
+) -> None:
     """Prints the splits of a data set, one line for each, and the command that trains on it.
 
     Args:
         summary: The result of `DataSetWriter.commit`.
         title: Name of the data set.
-        config: The preset that trains on the data set in data/NAME.
+        config: The preset that trains on the data set.
         out: The directory.
         columns: Values of each split to show besides files, rows and label rate.
+        usual: The directory that the preset names. Unset: data/NAME.
+        below: The keys of the preset that name files, each with what it names in the directory. Unset: the splits.
     """
     names, out = ["files", "rows", "label_rate", *columns], out.rstrip("/")
     lines = [[split, *(values.get(name) for name in names)] for split, values in summary["splits"].items()]
     print(tabulate.tabulate(lines, ["split", *names], intfmt=",", floatfmt=".4f", missingval="-"))
-    flags = [word for split in SPLITS for word in (f"--data.{split}", f"{out}/{split}")]
-    elsewhere = ["--", *flags] if out != f"data/{config}" else []
+    below = {f"data.{split}": split for split in SPLITS} if below is None else below
+    flags = [word for key, name in below.items() for word in (f"--{key}", f"{out}/{name}")]
+    elsewhere = ["--", *flags] if out != (usual or f"data/{config}") else []
     print(f"{title} in {without_secrets(out)}\n")
     print(next_commands(["torchx", "run", "dlrm.multi_node", "--config", config, "-j", "1x2", *elsewhere]))

@@ -178,7 +178,8 @@ def _shortened(config: Config, steps: int) -> Config:
 
     Then the last checkpoint before the kill is never the last of the run, wherever the kill hits the job.
     """
-    between = 0 < config.evaluate.every_steps < steps
+    size = config.data.global_batch_size
+    between = any(config.evaluate.due(step, size) for step in range(1, steps))
     keep = config.checkpoint.keep.model_copy(update={"best": None})
     changes: dict[str, dict[str, Any]] = {
         "data": {"validation": config.data.validation if between else [], "test": []},

@@ -46,10 +46,11 @@ class Ledger:
 
     Args:
         run: The run directory.
+        evaluates_each: Whether the model was evaluated on each segment before it was trained on it.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
+    def __init__(self, run: RunDirectory, evaluates_each: bool = True) -> None:
+        self._run, self._evaluates_each = run, evaluates_each
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns the lines, oldest first; a segment that was trained on twice has two."""
@@ -74,7 +75,7 @@ class Ledger:
         }
         facts = {name: value for name, value in asdict(place).items() if name != "reached"}
         line: dict[str, Any] = {"step": facts.pop("last_step"), "segment": facts.pop("name"), **facts}
-        line |= {"before": evaluated.get(place.first_step) if place.samples else None}
+        line |= {"before": evaluated.get(place.first_step) if place.samples and self._evaluates_each else None}
         self._write(sorted([*lines, line], key=lambda one: one["step"]))  # last, unless an earlier line was lost
 
     def _write(self, lines: Sequence[Line]) -> None:

@@ -1,5 +1,7 @@
 """Training on segments of data, such as days: the model is evaluated on each, then trained on it once, in their order.
 
+With data.validation, which lies ahead of all segments, it is evaluated on that in between instead.
+
 The position of such a run is a segment, a step and the last name reached, and all three are in every checkpoint.
 """
 
@@ -50,7 +52,8 @@ class Segments:
         self._start, self._steps = start, start.step if start else 0
         saved = start.train_state["segment"] if start else None
         self._place = SegmentPlace(**{"reached": saved["name"]} | saved) if saved else None  # once it was not saved
-        self._ledger = Ledger(self._directory)
+        self._evaluates_each = not self._config.data.validation
+        self._ledger = Ledger(self._directory, self._evaluates_each)
         self._looks_for_changes = True  # in the segments that are done
         self._told: set[str] = set()
         self._catalogue: Catalogue | None = None
@@ -308,7 +311,7 @@ class Segments:
             steps_before=place.first_step,
             epochs_before=place.number,
             state={"segment": asdict(place)},
-            evaluated_first=True,
+            evaluated_first=self._evaluates_each,
             ends=place.name,
             unused_since=broadcast_from_rank0(context, self._unused_since),
         )

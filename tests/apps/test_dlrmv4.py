@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/guides/dlrmv4.md"
 FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PIPELINE = "runs/dlrmv4-pipeline"
+pytestmark = pytest.mark.more("minutes of training; test_dlrm_hstu.py has the model, test_yambda.py the data")
+
 LISTS = ["items_before", "artists_before", "albums_before", "actions_before", "times_before"]
 
 
@@ -94,7 +96,6 @@ def test_the_rules_of_the_closed_division_accept_the_settings_of_the_benchmark(r
     assert complaints(tmp_path / "published.log") == (set(), True)
 
 
-@pytest.mark.more("whether any model could do without is a fact of the data, which test_yambda.py shows")
 @pytest.mark.parametrize("lists", [["actions_before"], LISTS], ids=["without actions", "without a history"])
 def test_items_or_actions_alone_say_nothing(reader, tmp_path, lists):
     file = tmp_path / "less.toml"
@@ -106,7 +107,7 @@ def test_items_or_actions_alone_say_nothing(reader, tmp_path, lists):
     assert auc(tmp_path / "out") < 0.56
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.more("two ranks show it"))])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_first_losses_are_the_same_on_any_number_of_ranks(reader, tmp_path, ranks):
     flags = ("--data.segments.most", "2", "--report.interval_steps", "1")
     with contextlib.chdir(reader):

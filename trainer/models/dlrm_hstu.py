@@ -81,9 +81,10 @@ class Tokens(Recomputable):
         config, device, columns = inputs.config, inputs.device, sequence_dimension(inputs)
         length = inputs.sequence_features[config.history] if config.history else 0
         self._context, self._scale = len(config.context), math.sqrt(columns)
-        self.of_context = nn.Parameter(torch.empty(self._context, columns, columns, device=device))
-        self.context_bias = nn.Parameter(torch.zeros(self._context, columns, device=device))
-        nn.init.normal_(self.of_context, std=columns**-0.5)  # Xavier's for each of the matrices
+        if self._context:  # TorchRec's optimizers save no state of weights without values
+            self.of_context = nn.Parameter(torch.empty(self._context, columns, columns, device=device))
+            self.context_bias = nn.Parameter(torch.zeros(self._context, columns, device=device))
+            nn.init.normal_(self.of_context, std=columns**-0.5)  # Xavier's for each of the matrices
         self.of_item = _token_layers(columns, inputs)
         self.of_attributes = self.of_action = self.times = None
         if config.target_attributes:

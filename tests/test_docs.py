@@ -57,7 +57,7 @@ def workspace(tmp_path_factory):
 @pytest.fixture
 def reader(workspace, monkeypatch):
     """The same, as the current directory, with the configurations of runs that the documentation takes as done."""
-    for name in ("movielens", "synthetic"):
+    for name in ("movielens", "synthetic", "dlrmv4_small"):
         run = workspace / "runs" / name
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.toml").write_text(to_toml(load_config(name)))

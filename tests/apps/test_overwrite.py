@@ -40,6 +40,8 @@ DIRECTORIES = {
     ("export", "to"): ("export CONFIG --out RUN --to FOLDER", "current.json"),
     ("movielens", "out"): ("movielens --out FOLDER", "items.parquet"),
     ("synthetic", "out"): ("synthetic --out FOLDER --rows 10 --validation-rows 1 --test-rows 1", "summary.json"),
+    ("yambda", "out"): ("yambda --out FOLDER --users 40 --events 40", "summary.json"),
+    ("sort-log", "out"): ("sort-log --source CLICKS --user item --time label --out FOLDER", "log.json"),
     ("split", "out"): ("split --source CLICKS --label label --out FOLDER", "summary.json"),
     ("recommend", "to"): (
         "recommend CONFIG --out RUN --source DATA --user-column row_id --items ITEMS --item-column s1 --to FOLDER",

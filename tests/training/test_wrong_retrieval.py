@@ -85,7 +85,7 @@ def here(tmp_path, monkeypatch):
         ),
         (
             changed(task={"metrics": ["auc"]}),
-            ["tasks.one.metrics has 'auc'", "gives vectors", "recall@k, hit_rate@k, ndcg@k, mrr"],
+            ["tasks.one.metrics has 'auc'", "gives vectors", "ndcg@k, mrr, recall@k, hit_rate@k"],
         ),
         (changed(catalogue={"items": ["no.parquet"]}), ["data.catalogue.items: no Parquet file at 'no.parquet'"]),
         (changed(catalogue={"exclude": ["s11"]}), ["data.catalogue.exclude names 's11'", "did you mean"]),

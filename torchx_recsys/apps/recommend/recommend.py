@@ -58,8 +58,8 @@ def recommend(
     lists are exact, unless --index is given; of equal scores the smaller id comes first. Those of the first users are
     printed.
 
-    TO/part-00000-of-00002.parquet and so on have the columns user, rank, item, score and those to show. As with
-    `predict`, an interrupted job continues when it is started again.
+    TO/part-00000-of-00002.parquet and so on have user, rank, item, score and the columns to show. An interrupted job
+    continues when it is started again.
 
     Args:
         config: The configuration; its planner section may differ from the run's.
@@ -69,18 +69,18 @@ def recommend(
         users: Ids of users. Unset: all users of the source.
         source: Files, globs or directories with rows of users. Unset: data.test, or else data.validation.
         user_column: Column of the users' ids. Unset: the one of data.groups besides data.catalogue.id.
-        time_column: Column by which a user's newest row, which asks, is found. Unset: the last row.
+        time_column: Column of times: the newest row of a user asks. Unset: the last.
         items: Files, globs or directories with a row for each item. Unset: data.catalogue.items.
         item_column: Column of the items' ids. Unset: data.catalogue.id.
-        show: Columns of the items to show. Unset: title or name, if there is one.
+        show: Columns of the items to show. Unset: title or name.
         where: Condition on the columns of the items, as in SQL, such as "year >= 1990".
         seen: Files, globs or directories with users and items to leave out, besides data.catalogue.exclude.
         task: Task that scores items. Unset: the first.
-        index: An index of faiss for a model of vectors, in the words of its index_factory, then parameters of search:
-            "HNSW32;efSearch=200"; lists are no longer exact. Unset: all items are compared.
-        export: The directory of exports, or one step-N of it, any fsspec URL, in place of CONFIG and --out. It needs
-            --items, --source and --user-column.
-        checkpoint: newest, best (by checkpoint.keep.best of RUN_DIR/config.toml), or the number of a step.
+        index: An index of faiss, for a model of vectors, by words of its index_factory and parameters, such as
+            "HNSW32;efSearch=200". Unset: exact.
+        export: The directory of exports, or a step-N of it, in place of CONFIG and --out; with --items, --source and
+            --user-column.
+        checkpoint: newest, best (by checkpoint.keep.best), or the number of a step.
         users_per_part: Users of a part.
         batch_size: Rows computed at once.
 

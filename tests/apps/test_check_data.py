@@ -360,6 +360,7 @@ def test_implicit_feedback_has_no_error_where_items_are_compared(tmp_path):
             assert len(wrong) == (0 if (label, loss) == (1.0, "in_batch_softmax") else 3)
 
 
+@pytest.mark.more("clean MovieLens has no fault")
 @pytest.mark.few(1, "one stands for all")
 @pytest.mark.parametrize("name", ["movielens_next_sasrec", "movielens_next_hstu", "movielens_next_recency"])
 def test_ready_made_retrieval_is_strictly_clean(name, tmp_path, monkeypatch):

@@ -14,6 +14,8 @@ from predictions import read
 
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_recommend.py searches vectors")
+
 STEPS = 6
 WORDS = ["cat", "dog", "eel", "fox"]
 

@@ -23,6 +23,8 @@ from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.rules.hashing import hash_bytes
 
+pytestmark = pytest.mark.more("test_export.py has rules")
+
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.02}
 COLUMNS = ("price", "user", "wide", "word", "tags", "terms", "place")
 

@@ -11,6 +11,8 @@ from jobs import config, launch
 
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_export.py stands for all")
+
 ROWS = 150
 ADAM = {"name": "adam", "learning_rate": 1.0}
 FORMS = {

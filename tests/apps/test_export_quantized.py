@@ -14,6 +14,8 @@ from ready_made import ready_made, write_ratings
 from torchx_recsys.apps.export.quantized import BITS, QuantizedTable
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_export.py stands for all")
+
 ALLOWED = {"int8": 0.001, "int4": 0.005}  # of AUC
 ROWS = 4000
 

@@ -14,6 +14,8 @@ from jobs import config, launch
 from torchx_recsys.apps.export.load import ColumnError, load
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_export.py stands for all")
+
 ROWS = 200
 SPARSE = {
     "films": {"rows": 40, "weights": "film_weights"},

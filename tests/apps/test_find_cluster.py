@@ -62,6 +62,7 @@ def brute_force(config, hosts):
     return found
 
 
+@pytest.mark.more("five processor seconds; bounds are checked")
 @pytest.mark.few(1, "one stands for all")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("plenty", [(), ("--planner.memory-gib", "40", "--data.global-batch-size", "3840")])

@@ -18,6 +18,8 @@ from torchx_recsys.apps.export.load import load, read_changes
 from torchx_recsys.apps.serve.batching import Batcher
 from trainer.__main__ import main as trainer
 
+pytestmark = pytest.mark.more("test_serve.py answers, test_publishing.py moves current.json")
+
 FOLLOWED = ("--follow", "True", "--poll-seconds", "0.05")
 
 

@@ -101,6 +101,7 @@ def test_any_rows_of_a_delta(runs):
                 assert torch.equal(saved.rows(name, start, stop), tensor[start:stop]), (name, start, stop)
 
 
+@pytest.mark.more("test_segments.py resumes")
 @pytest.mark.parametrize("step", [1, 3, 4])
 def test_a_job_goes_on_with_the_chain_that_it_resumes_from(runs, copy, data, step):
     for later in range(step + 1, STEPS + 1):

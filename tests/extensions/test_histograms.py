@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainer.core.distributed import process_group
 from trainer.extensions.histograms import BINS, histograms_of
 
+pytestmark = pytest.mark.more("test_watchers.py is called in every moment")
+
 KINDS = ["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
 STEPS, DENSE_RATE = 6, 0.1
 WARM_UP = {"warmup_steps": 4}

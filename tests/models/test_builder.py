@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import config, launch_rounds, losses, write_rows
 
+pytestmark = pytest.mark.more("test_sharding.py compares ranks")
+
 MODELS = ["dlrm", "dlrm_dcn", "custom:sum_of_embeddings"]
 
 

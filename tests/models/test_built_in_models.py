@@ -12,6 +12,8 @@ import torch
 from jobs import launch_rounds, losses, saved_tensors
 from ready_made import NAMES, ready_made, sampled, write_ratings
 
+pytestmark = pytest.mark.more("test_sharding.py compares ranks; each model's own test has its formula")
+
 STEPS, HALF = 12, 6
 SEVERAL = (2, 4)
 # Without Adam, whose steps do not depend on the size of a gradient, not even of one that is what rounding leaves of 0,

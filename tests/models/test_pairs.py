@@ -46,6 +46,7 @@ def runs(matrix, tmp_path_factory):
     return folder
 
 
+@pytest.mark.more("its loss is compared in float64")
 @pytest.mark.few(1, "one stands for all")
 def test_a_built_in_model_learns_with_jrc(runs, name):
     np.testing.assert_allclose(losses(runs / f"{name}-2")[:10], losses(runs / f"{name}-1")[:10], rtol=1e-5)

@@ -7,6 +7,8 @@ import signal
 import pytest
 from shells import RUN, SH, handle_of, wait_for, waiting
 
+pytestmark = pytest.mark.more("steps of test_local_pipeline.py wait for each other")
+
 
 def message(torchx, handle):
     return torchx.progress(handle)["message"]

@@ -1,4 +1,7 @@
-"""DLRMv4 in small as the guide has it typed, from a log to a published model that finds what is planted."""
+"""DLRMv4 in small as the guide has it typed, from a log to a published model that finds what is planted.
+
+A training takes five processor minutes, so those without histories or actions are left to `--all`.
+"""
 
 import contextlib
 import json
@@ -96,6 +99,7 @@ def test_the_rules_of_the_closed_division_accept_the_settings_of_the_benchmark(r
     assert complaints(tmp_path / "published.log") == (set(), True)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("lists", [["actions_before"], LISTS], ids=["without actions", "without a history"])
 def test_items_or_actions_alone_say_nothing(reader, tmp_path, lists):
     file = tmp_path / "less.toml"
@@ -107,6 +111,7 @@ def test_items_or_actions_alone_say_nothing(reader, tmp_path, lists):
     assert auc(tmp_path / "out") < 0.56
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_first_losses_are_the_same_on_any_number_of_ranks(reader, tmp_path, ranks):
     flags = ("--data.segments.most", "2", "--report.interval_steps", "1")

@@ -43,7 +43,6 @@ class _Options:
     bias: Bias | None
     heads: int
     others: int
-    is_compiled: bool = False
 
     def blocks(self, queries: int) -> Iterator[tuple[slice, int]]:
         """Yields the places of the queries of each block, and the number of keys that it sees."""

@@ -1,6 +1,6 @@
 """Lists of items as tables: made in parts by all ranks, and shown on a terminal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,10 +108,13 @@ def shown(lists: pa.Table, most: int = SHOWN_USERS) -> str:
 def rows_for_page(lists: pa.Table) -> list[dict[str, Any]]:
     """Returns the lists of the first users for the page of a run: a table of words for each, with its header."""
     return [
-        {"user": str(user), "rows": [[*columns], *([_word(one) for one in row] for row in rows)]}
+        {"user": str(user), "rows": [[*columns], *_rows_of(columns)]}
         for user, columns in _first_lists(lists, SHOWN_USERS)
-        for rows in [[*zip(*columns.values(), strict=True)][:PAGE_ROWS]]
     ]
+
+
+def _rows_of(columns: Mapping[str, list[object]]) -> list[list[str]]:
+    return [[_word(one) for one in row] for row in [*zip(*columns.values(), strict=True)][:PAGE_ROWS]]
 
 
 def _first_lists(lists: pa.Table, most: int) -> Iterator[tuple[object, dict[str, list[object]]]]:

@@ -111,7 +111,7 @@ def yambda(
         out: Directory or fsspec URL to write the data set to.
         source: The directory of Yambda's files, on any fsspec URL; without it, a log is generated.
         size: Which of the published logs: 50m, 500m or 5b.
-        histories: log leaves the histories in the log; written also writes them into the samples, for small data.
+        histories: log sorts the log for training to gather histories from; written puts them into the samples instead.
         min_history: Events that a user must have before a sample; by default 4,086, of a generated log 48.
         train_days: Days to train on.
         other_users: Share of the users to test on, who are not trained on; by default 0, of a generated log 0.2.

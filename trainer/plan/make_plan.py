@@ -191,7 +191,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         cluster=cluster,
         tables=tables_to_plan(model, config, planner),
         topology=topology,
-        measure_dense=partial(dense_part, config, cluster.ranks),
+        measure_dense=partial(dense_part, config, cluster.ranks, cluster.on_gpu),
         reserve=RESERVE if planner.reserve is None else planner.reserve,
         slower=planner.slower_for_memory,
         of_systems=_of_systems(config, planner, cluster) if topology.system else {},

@@ -20,7 +20,6 @@ from components.cli.containers import docker_line
 from components.cli.defaults import DefaultsError, cast
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
-from schedulers.jobset.cluster import error_line
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED, WRONG_INPUT
 
@@ -80,27 +79,11 @@ def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        # TorchX's own schedulers `kubernetes` and `local_docker` let the errors of their clients through.
-        line = (
-            error_line(error)
-            or docker_line(error)
-            or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
-        )
+        # TorchX's own scheduler `local_docker` lets the errors of its client through.
+        line = docker_line(error) or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
         if not line:
             raise
         _end(program, line)
-
-
-def check_handle(handle: str) -> None:
-    """Refuses a handle of TorchX's own scheduler `kubernetes` that lacks the namespace, without which that one fails.
-
-    Raises:
-        ArgumentError: The handle has no namespace.
-    """
-    scheduler, _, rest = handle.partition("://")
-    session, _, app_id = rest.partition("/")
-    if scheduler == "kubernetes" and ":" not in app_id.partition("/")[0]:
-        raise ArgumentError("handle", handle, f"kubernetes://{session}/NAMESPACE:NAME, as `torchx run` prints it")
 
 
 def _end(program: str, message: object) -> NoReturn:

@@ -177,25 +177,6 @@ def api_client(context: str | None, retries: bool | None = None) -> "ApiClient":
     return client.ApiClient(configuration)
 
 
-def unreachable() -> str:
-    """Returns why no cluster answers, in one line; empty if one does."""
-    from urllib3.exceptions import HTTPError
-
-    try:
-        client = api_client(None, retries=False)
-    except SchedulerError as error:
-        return str(error)
-    from kubernetes.client import ApiException, VersionApi
-
-    try:
-        VersionApi(client).get_code(_request_timeout=TIMEOUT_SECONDS[0])
-    except ApiException:
-        return ""  # it has answered
-    except HTTPError as error:
-        return error_line(error) or str(error)
-    return ""
-
-
 @contextmanager
 def _one_line(missing: tuple[int, ...] = ()) -> Iterator[None]:
     """Turns the client's errors into the server's message; an error with a `missing` code only ends the block."""

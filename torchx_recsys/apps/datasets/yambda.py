@@ -24,6 +24,7 @@ from trainer.core.arrays import mix
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.data.history.log import MANIFEST
 
 GENERATED = "generated"
 SHARES = 1 << 20  # steps of --other-users
@@ -143,9 +144,10 @@ def yambda(
         database.close()
         if not rule.written:
             log, columns = (str(folder / "events"),), ("item_id", "artist_id", "album_id", "action")
-            sort_log(
+            sorted_log = sort_log(
                 log, f"{out}/log", "uid", "timestamp", columns, memory_mib=memory_mib, threads=threads, overwrite=True
             )
+            data_set.write_json(f"log/{MANIFEST}", sorted_log | {"source": without_secrets(source)})
     about = {"split_rule": "windows of a day, in the order of time"} | about | (planted.limits() if planted else {})
     summary = data_set.commit(parts, about)
     below = {

@@ -79,6 +79,8 @@ class DataSetWriter:
     def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
         self.out, self._beside = out.rstrip("/"), beside
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
+        if not self.out:
+            raise InputError(f"--out is '{out}'; name a directory, any fsspec URL")
         with named("--out", out):
             self._fs, self._root = open_storage(self.out)
             self._check_settings()

@@ -143,7 +143,7 @@ def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Pr
         return (
             f"data.global_batch_size is {data.global_batch_size}, and a rank's memory has no room for tables: of "
             f"{in_words(problem.there[problem.device])} it takes {takes(problem.beside_shards())}; {limits}; use more "
-            "ranks or a smaller batch, or give more memory"
+            "ranks, a smaller batch or train.micro_batches, or give more memory"
         )
     if batch > tables:
         return (

@@ -30,8 +30,9 @@ def shortage(planned: Planned) -> str:
         return f"all ranks together may hold the tables, but no placement of their shards was found in {there} each"
     if np.isinf(times):
         return f"no memory is enough of a rank with {there}"
-    beside = planned.problem.beside_shards()
-    is_by_batch = max(beside, key=beside.__getitem__) == ACTIVATIONS
+    problem = planned.problem
+    beside = problem.beside_shards()
+    is_by_batch = beside[ACTIVATIONS] > problem.there[problem.device] / 2
     hint = "; --train.micro_batches divides its activations" if is_by_batch else ""
     return (
         f"a rank needs at least {times:.3g} times its memory, {there}, for its tables, beside which it takes "

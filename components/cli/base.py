@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from torchx.runner import Runner
 from torchx.runner.config import get_configs
 from torchx.schedulers import get_scheduler_factories
 from torchx.schedulers.local_scheduler import SignalException
-from torchx.specs import AppStatus, InvalidRunConfigException, UnknownSchedulerException
+from torchx.specs import AppStatus, CfgVal, InvalidRunConfigException, UnknownSchedulerException
 from torchx.specs.api import MalformedAppHandleException
 from torchx.util.types import to_dict
 
@@ -52,6 +52,18 @@ def check_scheduler_args(runner: Runner, args: argparse.Namespace) -> None:
     except (ValueError, InvalidRunConfigException) as error:
         allowed = f"KEY=VALUE,... as `torchx runopts {args.scheduler}` lists them ({error})"
         raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
+
+
+def require_options(runner: Runner, scheduler: str, cfg: Mapping[str, CfgVal]) -> None:
+    """Refuses a submission without an option that its scheduler requires, such as Volcano's queue.
+
+    Raises:
+        SchedulerError: An option is missing.
+    """
+    for name, option in runner.scheduler_run_opts(scheduler):
+        if option.is_required and cfg.get(name) is None:
+            place = f"-cfg {name}=..., or {name} = ... under [{scheduler}] in .torchxconfig"
+            raise SchedulerError(f"-s {scheduler}: its option {name} is missing: give {place}")
 
 
 def require_job(runner: Runner, handle: str, program: str) -> AppStatus:

@@ -15,7 +15,7 @@ from torchx.runner import Runner
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 
-from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line, require_options
 from components.cli.containers import (
     check_requests,
     warn_of_what_docker_ignores,
@@ -68,6 +68,7 @@ class Run(CmdRun):
         )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
+        require_options(runner, args.scheduler, args.scheduler_cfg)
         args = without_workspace_that_cannot_be_built(runner, args)
         warn_of_what_docker_ignores(runner, args.scheduler)
         codes = []

@@ -263,6 +263,12 @@ def test_requests_that_cannot_work_are_refused(refused, words, sentence):
     assert sentence in refused("run", *VOLCANO, *words)
 
 
+def test_a_submission_without_the_queue_is_one_line(refused):
+    said = refused("run", "-s", "kubernetes", *SLEEP)
+    assert said.startswith("torchx run: error: -s kubernetes: its option queue is missing: give -cfg queue=..., or ")
+
+
+@pytest.mark.more("test_jobset_command.py has it, too")
 def test_the_client_is_needed_for_requests_and_missing_in_a_line(torchx, tmp_path):
     package = tmp_path / "without/kubernetes"
     package.mkdir(parents=True)

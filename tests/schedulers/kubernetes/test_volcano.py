@@ -90,6 +90,17 @@ def test_replicas_of_a_role_with_a_hyphen_find_replica_0(cluster, quick, tmp_pat
     ]
 
 
+def test_a_component_of_torchx_gets_the_pod_that_is_merged_and_the_handle_of_its_job(cluster, quick, tmp_path):
+    (tmp_path / "pod.yaml").write_text("V1Pod: {spec: {nodeSelector: {pool: h200}}}")
+    overlay = ("--metadata", f"kubernetes=file://{tmp_path}/pod.yaml")
+    job = ("dist.torchrun", "--script", "a.py", "-j", "1x1", "--image", "x", *overlay)
+    handle = quick("run", *VOLCANO, *job).strip()
+    (task,) = cluster.all("Job")[0]["spec"]["tasks"]
+    spec = task["template"]["spec"]
+    assert spec["nodeSelector"] == {"pool": "h200"}
+    assert {"name": "TORCHX_JOB_ID", "value": handle} in spec["containers"][0]["env"]
+
+
 def test_status_takes_as_many_calls_for_many_replicas_as_for_one(cluster, quick, submit):
     calls = {}
     for count in (1, 10):

@@ -1,0 +1,138 @@
+"""Slurm over SSH: a laptop without Slurm and without the cluster's files, a real sshd, a real Slurm."""
+
+import random
+import re
+import threading
+
+import pytest
+from slurm_shell import number
+
+pytestmark = [pytest.mark.slurm]
+
+SAYS = "echo hello; echo oops >&2; cat own.txt; pwd"
+
+
+def test_a_job_from_submission_to_deletion(laptop):
+    (laptop.folder / "own.txt").write_text("mine\n")
+    (laptop.folder / ".torchxignore").write_text("data\n")
+    (laptop.folder / "data").mkdir()
+    (laptop.folder / "data" / "large").write_text("")
+    handle = laptop.shell_job(f"{SAYS}; ls -A; sleep 1000")
+    assert re.fullmatch(r"slurm://torchx/login:\d+", handle)
+    status = laptop.wait(handle, "RUNNING")
+    code = re.search(r"running; replica 0 on n\d; code (\w{16})$", status["msg"])
+    assert code, status
+    while "torchxignore" not in (log := laptop.torchx("log", "--streams", "stdout", handle)):
+        pass
+    where = laptop.host.home / ".torchx-recsys" / "code" / code[1]
+    assert log.splitlines()[:3] == ["sh/0 hello", "sh/0 mine", f"sh/0 {where}"]
+    assert {*log.split()[6:]} == {"sh/0", ".torchx-complete", ".torchxignore", "own.txt"}
+    assert laptop.torchx("log", "--streams", "stderr", handle) == "sh/0 oops\n"
+    assert laptop.listed() == {handle: "RUNNING"}
+    assert f"{handle} is " in laptop.try_torchx("cancel", handle).stderr
+    assert laptop.wait(handle)["state"] == "CANCELLED"
+    laptop.torchx("delete", handle)
+    assert laptop.listed() == {}
+
+
+def test_code_is_sent_once_and_again_when_it_changes(laptop):
+    file = laptop.folder / "own.txt"
+    file.write_text("one\n")
+    said = [laptop.try_torchx(*_run("cat own.txt")) for _ in range(2)]
+    file.write_text("two\n")
+    said.append(laptop.try_torchx(*_run("cat own.txt")))
+    assert ["sending 1 files" in done.stderr for done in said] == [True, False, True]
+    handles = [done.stdout.strip() for done in said]
+    for handle, text in zip(handles, ("one", "one", "two"), strict=True):
+        assert laptop.wait(handle)["state"] == "SUCCEEDED"
+        assert laptop.torchx("log", handle) == f"sh/0 {text}\n"
+
+
+def _run(command, cfg=""):
+    words = ("utils.sh", "--memMB", "100", "--", "exec", "bash", "-c", command)
+    return ("run", "-s", "slurm", *(["-cfg", cfg] if cfg else []), *words)
+
+
+def test_a_log_is_followed_to_the_end_over_lost_connections(laptop):
+    handle = laptop.shell_job("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.5; done; exit 3")
+    with _Cutter(laptop.host, seed=1, times=4, pause=(0.3, 1.2)):
+        done = laptop.try_torchx("log", "-f", handle)
+    assert done.stdout.splitlines() == [f"sh/0 line {i}" for i in range(1, 9)], done.stderr
+    status = laptop.wait(handle)
+    assert (status["state"], status["msg"].partition(";")[0][:6]) == ("FAILED", "failed")
+    assert "its last line: line 8" not in status["msg"]
+
+
+class _Cutter:
+    """Kills parts of the connection at random moments while a block runs."""
+
+    def __init__(self, host, seed, times, pause):
+        dice = random.Random(seed)
+        self._ended = threading.Event()
+        self._cuts = [(dice.uniform(*pause), dice.choice(["session", "client", "master"])) for _ in range(times)]
+        self._host = host
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *error):
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self):
+        for pause, part in self._cuts:
+            if self._ended.wait(pause):
+                return
+            self._host.cut(part)
+
+
+def _seeds():
+    return [
+        pytest.param(seed, marks=[pytest.mark.more("three stand for all")] if seed > 2 else []) for seed in range(30)
+    ]
+
+
+@pytest.mark.parametrize("seed", _seeds())
+def test_whenever_the_connection_is_cut_a_job_is_submitted_once(laptop, seed):
+    before = laptop.jobs()
+    with _Cutter(laptop.host, seed, times=3, pause=(0.05, 0.5)):
+        done = laptop.try_torchx(*_run(f"echo {seed}"))
+    assert done.returncode == 0, done.stderr
+    handle = done.stdout.strip()
+    assert [job for job in laptop.jobs() if job not in before] == [number(handle)]
+    with _Cutter(laptop.host, seed + 100, times=2, pause=(0.05, 0.4)):
+        assert laptop.status(handle)["state"] in ("PENDING", "RUNNING", "SUCCEEDED")
+        assert handle in laptop.listed()
+    assert laptop.wait(handle)["state"] == "SUCCEEDED"
+    assert laptop.torchx("log", handle) == f"sh/0 {seed}\n"
+
+
+WRONG = {
+    "host=nowhere.invalid": "nowhere.invalid: ssh: Could not resolve hostname nowhere.invalid: .*; no such host: check",
+    "host=-Ffile": "-cfg host=-Ffile: must be HOST or USER@HOST; describe anything else",
+    "host=ssh://login": "-cfg host=ssh://login: must be HOST or USER@HOST",
+    "host=closed": "closed: ssh: connect to host 127.0.0.1 port 9: Connection refused; it does not answer: check",
+    "host=stranger": r"stranger: root@127.0.0.1: Permission denied \(publickey\).; it refuses the user or the key: unt",
+    "host=unknown": "unknown: Host key verification failed.; its key is not the known one: accept it, or have it",
+    "host=changed": "changed: .*IDENTIFICATION HAS CHANGED.*; its key is not the known one",
+    "host=bare": "sinfo is not installed on bare: bare must be a login node, with Slurm's commands on the PATH of a",
+    "venv=env": "-cfg venv=env: must be an absolute path, or begin with ~",
+    "venv=/no/env": "-cfg venv=/no/env: has no bin/python on login: make it there, or leave venv out",
+    "remote_dir=/proc/1": "/proc/1/code/.* cannot be written on login: mkdir: .*; give -cfg remote_dir, a directory",
+    "partition=nope": "sbatch: invalid partition specified: nope; Batch job submission failed: Invalid partition",
+    "after=slurm://torchx/1": "-cfg after=slurm://torchx/1: must be a job on the host login: a job waits only for",
+    "after=slurm://torchx/login:4999999": "-cfg after=slurm://torchx/login:4999999: no such job; nothing was",
+}
+
+
+@pytest.mark.parametrize("cfg", WRONG)
+def test_wrong_input_is_one_line_and_leaves_nothing(laptop, cfg):
+    jobs = laptop.host.home / ".torchx-recsys" / "jobs"
+    before = [*jobs.glob("*")]
+    laptop.host.cut("master")  # of the same address and user, which some of these would share
+    done = laptop.try_torchx(*_run("true", cfg))
+    (line,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(f"torchx run: error: {WRONG[cfg]}", line), line
+    assert [*jobs.glob("*")] == before

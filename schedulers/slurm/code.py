@@ -92,7 +92,7 @@ def files_of(workspace: Workspace, besides: Path | None = None) -> Iterator[tupl
             if besides and Path(folder).is_relative_to(besides):
                 continue
             for name in names:
-                yield os.path.join(below, Path(folder).relative_to(root), name), Path(folder, name)
+                yield str(Path(below, Path(folder).relative_to(root), name)), Path(folder, name)
 
 
 def _mode(file: Path) -> int:

@@ -22,7 +22,7 @@ from schedulers import log_files
 from schedulers.command_check import SECONDS, Program, check_command
 from schedulers.contract import warn_of_ignored
 from schedulers.errors import SchedulerError
-from schedulers.notify import check_tags, notifier
+from schedulers.notify import CHECK, check_tags, notifier
 from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.app_id import AppId
@@ -35,6 +35,7 @@ from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View, describe_array
 from schedulers.slurm.transport import HERE, HostAway, Transport
 from schedulers.state_directory import check_state_directory
+from trainer.core.outcome import WRONG_INPUT
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         options = dependency(waits, wanted.opts.place(self._index(at).cluster, waits)) if waits else []
         with _new_directory(at, wanted, app):
             _check_lead(at, wanted.opts)
+            if isinstance(at, Host) and wanted.opts.notify:
+                _check_tags_there(at, wanted, wanted.opts.notify)
             if app and not waits and not _changes_python(wanted.opts):
                 check_command(app.roles[0], wanted.work_dir, _program(at, wanted))
             script = wanted.job_dir / SCRIPT
@@ -122,7 +125,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         keys = ("partition", "account", "qos", "reservation", "setup", "clusters", "host", "remote_dir", "venv")
         same = {key: getattr(opts, key) for key in keys}
         own = SlurmOpts(after_any=[handle], time=NOTIFIER_TIME, requeue=False, **same)
-        request: Any = self.submit_dryrun(notifier(there, name, opts.notify or []), own)
+        request: Any = self.submit_dryrun(notifier(handle, name, opts.notify or [], there), own)
         try:
             self.schedule(request)
         except SchedulerError as error:  # the job itself is submitted
@@ -303,6 +306,12 @@ def _new_directory(at: Transport, wanted: SlurmRequest, app: AppDef | None) -> A
 def _program(at: Transport, wanted: SlurmRequest) -> Program | None:
     """Returns how the command of a job is checked where it cannot be done here."""
     return (lambda words, _: run_as_job(at, wanted, words, SECONDS)) if isinstance(at, Host) else None
+
+
+def _check_tags_there(at: Host, wanted: SlurmRequest, tags: list[str]) -> None:
+    code, errors = run_as_job(at, wanted, ["python", "-P", "-m", "schedulers.notify", CHECK, *tags], SECONDS)
+    if code == WRONG_INPUT:
+        raise SchedulerError(f"{at.host}: {errors.strip()}; nothing was submitted")
 
 
 def _check_venv(at: Transport, opts: SlurmOpts) -> None:

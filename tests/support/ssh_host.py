@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,8 @@ from pathlib import Path
 from command import run_torchx
 from slurm_cluster import Cluster
 from slurm_shell import Shell, number
+
+from schedulers.slurm.record import SCRIPT
 
 SSHD = "/usr/sbin/sshd"
 ALIAS = "login"
@@ -209,6 +212,10 @@ class Laptop(Shell):
         """Returns the directory of a job, on the host."""
         entry = self.host.home / ".local/state/torchx-recsys/slurm" / self.cluster.name / number(handle)
         return Path(entry.read_text().strip())
+
+    def work_dir(self, handle: str) -> Path:
+        """Returns the directory in which a job works, on the host."""
+        return Path(re.findall("^#SBATCH --chdir=(.*)$", (self.job_dir(handle) / SCRIPT).read_text(), re.MULTILINE)[0])
 
     def jobs(self) -> list[str]:
         """Returns the numbers of all jobs that were submitted on the host from here, as Slurm knows them."""

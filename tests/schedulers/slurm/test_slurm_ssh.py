@@ -1,10 +1,21 @@
 """Slurm over SSH: a laptop without Slurm and without the cluster's files, a real sshd, a real Slurm."""
 
+import json
+import os
 import random
 import re
+import shutil
+import sys
 import threading
+from pathlib import Path
 
+import curve
 import pytest
+import tomli_w
+from mailbox_servers import mailbox
+from pipelines_of_shell import done as done_steps
+from pipelines_of_shell import submissions, submitted, write_pipeline
+from shells import wait_for
 from slurm_shell import number
 
 pytestmark = [pytest.mark.slurm]
@@ -108,6 +119,118 @@ def test_whenever_the_connection_is_cut_a_job_is_submitted_once(laptop, seed):
     assert laptop.torchx("log", handle) == f"sh/0 {seed}\n"
 
 
+ENVIRONMENT = Path(sys.executable).parents[1]
+
+
+@pytest.mark.more("the first test stands for it")
+def test_nothing_is_kept_on_the_laptop(laptop):
+    handle = laptop.shell_job("true")
+    laptop.wait(handle)
+    shutil.rmtree(laptop.host.laptop / ".local", ignore_errors=True)
+    assert laptop.listed()[handle] == "SUCCEEDED"
+
+
+@pytest.mark.more("the doctor is tested on this machine")
+def test_the_doctor_compares_versions(laptop):
+    done = laptop.try_torchx("doctor", "--venv", str(ENVIRONMENT))
+    assert re.search(r"^ok +SSH +login is \S+, bash", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +Slurm +slurm", done.stdout, re.MULTILINE)
+    assert re.search(r"^ok +environment on login +python 3", done.stdout, re.MULTILINE)
+    assert not re.search(" on login, .* here", done.stdout)
+    done = laptop.try_torchx("doctor", "--host", "bare")
+    assert done.returncode == 1
+    assert re.search("^WRONG +Slurm +no sinfo on PATH +bare must be a login node", done.stdout, re.MULTILINE)
+
+
+def test_what_the_command_refuses_on_the_cluster_is_refused(laptop):
+    (laptop.folder / "c.toml").write_text("[train]\nsteps = 'many'\n")
+    words = ("dlrm.single_node", "--config", "c.toml", "--cpu", "1", "--memMB", "100")
+    done = laptop.try_torchx("run", "-s", "slurm", "-cfg", f"venv={ENVIRONMENT}", *words)
+    (line,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"^torchx run: error: .*train.steps.*; nothing was submitted$", line), line
+
+
+@pytest.mark.more("a rare option")
+def test_a_job_directory_on_the_host_is_a_copy_of_the_code(laptop):
+    (laptop.folder / "own.txt").write_text("mine\n")
+    handle = laptop.shell_job("cat own.txt; pwd", cfg="job_dir=mine")
+    laptop.wait(handle)
+    there = laptop.host.home / ".torchx-recsys" / "mine"
+    assert laptop.torchx("log", handle) == f"sh/0 mine\nsh/0 {there}\n"
+    done = laptop.try_torchx(*_run("true", "job_dir=mine"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: -cfg job_dir=mine: exists already on login: name a new directory\n")
+
+
+def test_too_much_to_be_code_is_refused(laptop):
+    with (laptop.folder / "data.bin").open("wb") as file:
+        file.truncate(300_000_000)
+    done = laptop.try_torchx(*_run("true"))
+    assert done.returncode == 2
+    assert "300,000,000 bytes would be sent as code, of which data.bin has 300,000,000: name in .torch" in done.stderr
+    (laptop.folder / "data.bin").unlink()
+
+
+@pytest.mark.more("old code is rare")
+def test_old_code_is_removed_unless_a_job_works_in_it_or_has_left_files(laptop):
+    file, codes = laptop.folder / "own.txt", laptop.host.home / ".torchx-recsys" / "code"
+    handles = {}
+    for name, command in {"done": "true", "left": "touch result", "works": "sleep 1000"}.items():
+        file.write_text(name)
+        handles[name] = laptop.shell_job(command)
+    for name in ("done", "left"):
+        assert laptop.wait(handles[name])["state"] == "SUCCEEDED"
+    laptop.wait(handles["works"], "RUNNING")
+    where = {name: laptop.work_dir(handle) for name, handle in handles.items()}
+    for folder in codes.iterdir():
+        os.utime(folder, (0, 0))
+    file.write_text("new")
+    laptop.shell_job("true")
+    assert {name: folder.exists() for name, folder in where.items()} == {"done": False, "left": True, "works": True}
+    laptop.torchx("cancel", handles["works"])
+
+
+@pytest.mark.more("pipelines are tested on local_cwd")
+def test_a_pipeline(laptop):
+    (laptop.folder / ".torchxignore").write_text("out\ndone\n")
+    file = write_pipeline(laptop.folder / "p.toml", a=("true",), b=("true", "a"))
+    with _Cutter(laptop.host, seed=3, times=4, pause=(0.3, 1.5)):
+        first = submitted(laptop.torchx("pipeline", "run", "-s", "slurm", "p.toml", "--wait"))
+    assert {what for what, _ in first.values()} == {"submitted"}
+    assert done_steps(file) == ["a", "b"]
+    # The submitter of `b` was killed before it noted the handle.
+    (note,) = submissions(file, "b")
+    (laptop.folder / "out/pipeline/b-1.json").write_text(json.dumps(note | {"handle": "", "ended_as": ""}))
+    assert submitted(laptop.torchx("pipeline", "run", "-s", "slurm", "p.toml"))["b"] == ("kept", first["b"][1])
+
+
+@pytest.mark.more("sweeps are tested on local_cwd")
+def test_a_sweep(laptop):
+    """Its trials write to a directory that the laptop reaches, too."""
+    shutil.copy(curve.__file__, laptop.folder)
+    (laptop.folder / ".torchxignore").write_text("out\n")
+    space = {"optimizer": {"dense": {"learning_rate": {"range": [0.0001, 1.0]}}}}
+    out, asked = str(laptop.folder / "out"), {"config": "movielens", "seconds": 0.1}
+    tree = {"out": out, "component": "curve.py:train", "trials": 2, "at_once": 2, "space": space, "arguments": asked}
+    (laptop.folder / "s.toml").write_text(tomli_w.dumps(tree))
+    said = laptop.torchx("sweep", "run", "s.toml", "-s", "slurm", "-cfg", f"venv={ENVIRONMENT}")
+    assert said.count("  done at step 90") == 2, said
+
+
+@pytest.mark.more("messages are tested on this machine")
+def test_the_end_of_a_job_is_told_with_the_handle_of_the_laptop(laptop, tmp_path):
+    with mailbox(tmp_path) as box:
+        shutil.copy(tmp_path / "apprise.yml", laptop.host.home / ".apprise.yml")
+        handle = laptop.shell_job("true", cfg=f"notify=hook,venv={ENVIRONMENT}")
+        wait_for(lambda: box.hooked)
+        title, text = box.hooked[0]
+        assert (title, text.splitlines()[0]) == ("sh SUCCEEDED", handle)
+        done = laptop.try_torchx(*_run("true", f"notify=nobody,venv={ENVIRONMENT}"))
+    assert done.returncode == 2
+    assert "error: login: -cfg notify=nobody: no such tag in the configuration of Apprise" in done.stderr
+
+
 WRONG = {
     "host=nowhere.invalid": "nowhere.invalid: ssh: Could not resolve hostname nowhere.invalid: .*; no such host: check",
     "host=-Ffile": "-cfg host=-Ffile: must be HOST or USER@HOST; describe anything else",
@@ -126,6 +249,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(4, "four stand for all")
 @pytest.mark.parametrize("cfg", WRONG)
 def test_wrong_input_is_one_line_and_leaves_nothing(laptop, cfg):
     jobs = laptop.host.home / ".torchx-recsys" / "jobs"

@@ -31,6 +31,7 @@ exec <&4 >&3 3>&- 4<&-
 trap 'printf "\\n{ENDS} %s\\n" "$?" >&2' EXIT
 printf '%s\\n' {BEGINS} >&2
 """
+SSH_ITSELF = 255  # ssh's own exit code; any other is that of the shell there, negative if ssh was killed
 # Most connections in use at once: sshd allows 10 sessions of one connection.
 AT_ONCE = 4
 PERSIST = "10m"
@@ -97,7 +98,8 @@ class Connection:
             except HostAway as error:
                 patience = PATIENCE_SECONDS if self._has_answered else FIRST_PATIENCE_SECONDS
                 if time.monotonic() + pause > since + patience:
-                    raise
+                    again = f"it did not come back in {patience} s: check the network, and type the command again"
+                    raise HostAway(f"{error}; {again}") from error
                 log.warning("%s; connecting again", error)
             time.sleep(pause)
             pause = min(2 * pause, 15)
@@ -115,7 +117,7 @@ class Connection:
             source.write(content)
             source.seek(0)
             try:
-                subprocess.run(
+                done = subprocess.run(
                     ["ssh", *self._options(), "--", self.host, _command(script)],
                     stdin=source,
                     stdout=output,
@@ -127,9 +129,9 @@ class Connection:
                 ) from error
             output.seek(0)
             errors.seek(0)
-            return self._said(output.read(), errors.read().decode(errors="replace"))
+            return self._said(done.returncode, output.read(), errors.read().decode(errors="replace"))
 
-    def _said(self, output: bytes, text: str) -> Said:
+    def _said(self, ended_with: int, output: bytes, text: str) -> Said:
         before, begun, said = text.partition(f"{BEGINS}\n")
         said, ended, code = said.rpartition(f"\n{ENDS} ")
         if begun and ended:
@@ -138,16 +140,18 @@ class Connection:
         if begun:
             self._has_answered = True
             raise HostAway(f"{self.host}: the connection was lost")
-        raise self._refusal(before)
+        raise self._refusal(ended_with, before)
 
-    def _refusal(self, text: str) -> SchedulerError:
+    def _refusal(self, ended_with: int, text: str) -> SchedulerError:
         """Returns why a script has not begun."""
         line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
         for pattern, remedy in REFUSED if self._has_answered else (*REFUSED, *UNREACHABLE):
             if found := re.search(f".*({pattern}).*", text):
                 return SchedulerError(f"{self.host}: {found[0].strip()}; {remedy.format(host=self.host)}")
-        if "bash" in line:
-            return SchedulerError(f"{self.host}: {line}; a host needs bash, coreutils and tar of GNU")
+        if ended_with >= 0 and ended_with != SSH_ITSELF:
+            said = line or "its profile ends the shell"
+            remedy = f"a login shell of bash must run there: see what `ssh {self.host} bash -lc true` says"
+            return SchedulerError(f"{self.host}: {said}; {remedy}")
         return HostAway(f"{self.host}: {line or 'the connection was lost'}")
 
     def _options(self) -> list[str]:

@@ -44,6 +44,7 @@ BARE_PROGRAMS = (
 SSHD_CONFIG = """\
 Port {port}
 Port {bare_port}
+Port {ending_port}
 ListenAddress 127.0.0.1
 HostKey {folder}/host_key
 PidFile {folder}/sshd.pid
@@ -56,13 +57,17 @@ UsePAM no
 MaxStartups 100
 Match LocalPort {bare_port}
     SetEnv HOME={folder}/bare
+Match LocalPort {ending_port}
+    SetEnv HOME={folder}/ending
 Match LocalPort {port}
     SetEnv HOME={home} SLURM_CONF={conf}
 """
-# Besides the host itself: one without Slurm, and some that cannot be reached for a reason each.
+# Besides the host itself: one without Slurm, one that runs no command, and some that cannot be reached.
 CLIENT_CONFIG = """\
 Host bare
     Port {bare_port}
+Host ending
+    Port {ending_port}
 Host closed
     Port 9
 Host stranger
@@ -71,9 +76,11 @@ Host unknown
     UserKnownHostsFile /dev/null
 Host changed
     UserKnownHostsFile {folder}/changed_hosts
-Host {alias} bare closed unknown changed
+Host new
+    UserKnownHostsFile {folder}/new_hosts
+Host {alias} {alias}.example bare ending closed unknown changed new
     IdentityFile {folder}/key
-Host {alias} bare closed stranger unknown changed
+Host {alias} {alias}.example bare ending closed stranger unknown changed new
     HostName 127.0.0.1
     Port {port}
     User root
@@ -109,10 +116,11 @@ class SshHost:
     def __init__(self, folder: Path, slurm_conf: str) -> None:
         self.folder = folder
         self.home, self.laptop = folder / "there", folder / "laptop"
-        self.port, self.bare_port = _free_port(), _free_port()
+        self.port, self.bare_port, self.ending_port = (_free_port() for _ in range(3))
         for each in (
             self.home,
             folder / "bare" / "bin",
+            folder / "ending",
             self.laptop / "bin",
             self.laptop / "work",
             self.laptop / ".ssh",
@@ -123,13 +131,20 @@ class SshHost:
         shutil.copy(folder / "key.pub", folder / "authorized_keys")
         for file, key in (("known_hosts", "host_key.pub"), ("changed_hosts", "key.pub")):
             public = " ".join((folder / key).read_text().split()[:2])
-            ports = (self.port, self.bare_port)
+            ports = (self.port, self.bare_port, self.ending_port)
             (folder / file).write_text("".join(f"[127.0.0.1]:{port} {public}\n" for port in ports))
-        values = {"port": self.port, "bare_port": self.bare_port, "folder": folder, "home": self.home, "alias": ALIAS}
+        values = {
+            "port": self.port,
+            "bare_port": self.bare_port,
+            "ending_port": self.ending_port,
+            "folder": folder,
+            "home": self.home,
+            "alias": ALIAS,
+        }
         (folder / "sshd_config").write_text(SSHD_CONFIG.format(**values, conf=slurm_conf))
         (self.laptop / ".ssh" / "config").write_text(CLIENT_CONFIG.format(**values))
-        (self.laptop / ".torchxconfig").write_text(f"[slurm]\nhost = {ALIAS}\n")
         (self.home / ".profile").write_text(PROFILE)
+        (folder / "ending" / ".profile").write_text("echo No jobs today; exit 0\n")
         (folder / "bare" / ".profile").write_text(f"PATH={folder}/bare/bin\n")
         for programs, bin_ in ((PROGRAMS, self.laptop / "bin"), (BARE_PROGRAMS, folder / "bare" / "bin")):
             for program in programs:
@@ -201,6 +216,9 @@ class Laptop(Shell):
 
     def __init__(self, host: SshHost, cluster: Cluster) -> None:
         super().__init__(cluster, host.laptop / "work")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        (host.laptop / ".torchxconfig").write_text(f"[slurm]\nhost = {ALIAS}\n")
         self.host, self.env = host, host.env
 
     def try_torchx(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

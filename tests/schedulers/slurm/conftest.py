@@ -85,6 +85,4 @@ def ssh_host(clusters):
 @pytest.fixture
 def laptop(clusters, ssh_host):
     """A shell on a laptop that reaches it."""
-    shutil.rmtree(ssh_host.laptop / "work")
-    (ssh_host.laptop / "work").mkdir()
     return Laptop(ssh_host, clusters(True))

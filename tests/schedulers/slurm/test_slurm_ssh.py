@@ -1,7 +1,9 @@
 """Slurm over SSH: a laptop without Slurm and without the cluster's files, a real sshd, a real Slurm."""
 
+import contextlib
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -12,14 +14,28 @@ from pathlib import Path
 import curve
 import pytest
 import tomli_w
+from command import write_config
+from jobs import config
 from mailbox_servers import mailbox
 from pipelines_of_shell import done as done_steps
 from pipelines_of_shell import submissions, submitted, write_pipeline
 from shells import wait_for
 from slurm_shell import number
 
+from schedulers.contract import ARRAY
+from schedulers.slurm.host import reach
+from schedulers.slurm.record import SCRIPT, About
+from schedulers.slurm.scheduler import create_scheduler
+
 pytestmark = [pytest.mark.slurm]
 
+TWO_RUNS = f"""
+from torchx.specs import AppDef, Resource, Role
+
+def both() -> AppDef:
+    roles = [Role(name, "", entrypoint="echo", args=[name], resource=Resource(1, 0, 100)) for name in "ab"]
+    return AppDef("both", roles=roles, metadata={{"{ARRAY}": "yes"}})
+"""
 SAYS = "echo hello; echo oops >&2; cat own.txt; pwd"
 
 
@@ -119,6 +135,7 @@ def test_whenever_the_connection_is_cut_a_job_is_submitted_once(laptop, seed):
     assert laptop.torchx("log", handle) == f"sh/0 {seed}\n"
 
 
+GUIDE = Path(__file__).parents[3] / "docs/guides/from_your_laptop.md"
 ENVIRONMENT = Path(sys.executable).parents[1]
 
 
@@ -191,6 +208,71 @@ def test_old_code_is_removed_unless_a_job_works_in_it_or_has_left_files(laptop):
     laptop.torchx("cancel", handles["works"])
 
 
+def test_a_submission_that_comes_late_submits_nothing_once_it_was_given_up(laptop, monkeypatch):
+    """The submitter was killed, and its last command is still on its way when another looks for the job."""
+    before, job_dir = laptop.jobs(), laptop.host.home / ".torchx-recsys/jobs/late"
+    job_dir.mkdir(parents=True)
+    About("sh", "sh", 1).write(job_dir)
+    (job_dir / SCRIPT).write_text("#!/bin/sh\ntrue\n")
+    with monkeypatch.context() as patch:
+        for name in ("HOME", "PATH"):
+            patch.setenv(name, laptop.env[name])
+        assert create_scheduler("torchx").find(f"login:{job_dir / SCRIPT}") is None
+        sbatch = ("sbatch", "--parsable", str(job_dir / SCRIPT))
+        late = reach("login").call_once(*sbatch, job_dir=job_dir, attempt=1)
+    assert (late.returncode, late.stdout, laptop.jobs()) == (0, "", before)
+
+
+@pytest.mark.more("arrays are tested on the cluster itself")
+def test_an_array(laptop):
+    (laptop.folder / "two.py").write_text(TWO_RUNS)
+    handle = laptop.submit("two.py:both")
+    assert laptop.wait(handle)["state"] == "SUCCEEDED"
+    assert laptop.torchx("log", f"{handle}/b") == "b/0 b\n"
+    assert laptop.wait(f"{handle}_1")["state"] == "SUCCEEDED"
+    assert laptop.listed()[handle] == "SUCCEEDED"
+
+
+@pytest.mark.more("a training on Slurm stands for all")
+def test_the_guide_as_it_is_typed(laptop, rows):
+    page = GUIDE.read_text()
+    (options,) = re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (laptop.host.laptop / ".torchxconfig").write_text(options.replace("batch", "main"))
+    (laptop.host.home / "envs").mkdir()
+    (laptop.host.home / "envs" / "recsys").symlink_to(ENVIRONMENT)
+    write_config(laptop.folder / "mine.toml", config(rows, train__steps=20))
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    doctor, run, *rest = "".join(blocks).replace("\\\n", " ").splitlines()
+    assert re.search(r"^ok +environment on login.example ", laptop.torchx(*doctor.split()[1:]), re.MULTILINE)
+    out = laptop.host.home / "runs" / "mine"
+    handle = laptop.torchx(*run.replace("/shared/runs/mine", str(out)).split()[1:]).strip()
+    assert handle.startswith("slurm://torchx/login.example:")
+    assert laptop.wait(handle)["state"] == "SUCCEEDED", laptop.batch_log(handle)
+    assert (out / "metrics.jsonl").exists()
+    said = [laptop.torchx(*line.replace("slurm://torchx/login.example:1234", handle).split()[1:]) for line in rest]
+    assert "finished at step 20" in said[0]
+    assert "step 20/20" in said[1]
+    assert handle in said[2]
+    assert [line.split()[1] for line in rest] == ["status", "log", "list", "cancel", "delete"]
+
+
+@pytest.mark.more("of an unknown key alone")
+def test_ssh_asks_at_a_terminal(laptop):
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(laptop.folder)
+        command = [str(ENVIRONMENT / "bin" / "torchx"), "list", "-s", "slurm", "-cfg", "host=new"]
+        os.execve(command[0], command, laptop.env)
+    said = ""
+    with contextlib.suppress(OSError):  # the terminal is gone when the process is
+        while part := os.read(terminal, 4096):
+            said += part.decode()
+            if said.rstrip().endswith("(yes/no/[fingerprint])?"):
+                os.write(terminal, b"yes\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    assert "APP HANDLE" in said
+
+
 @pytest.mark.more("pipelines are tested on local_cwd")
 def test_a_pipeline(laptop):
     (laptop.folder / ".torchxignore").write_text("out\ndone\n")
@@ -240,6 +322,7 @@ WRONG = {
     "host=unknown": "unknown: Host key verification failed.; its key is not the known one: accept it, or have it",
     "host=changed": "changed: .*IDENTIFICATION HAS CHANGED.*; its key is not the known one",
     "host=bare": "sinfo is not installed on bare: bare must be a login node, with Slurm's commands on the PATH of a",
+    "host=ending": "ending: No jobs today; a login shell of bash must run there: see what `ssh ending bash -lc true`",
     "venv=env": "-cfg venv=env: must be an absolute path, or begin with ~",
     "venv=/no/env": "-cfg venv=/no/env: has no bin/python on login: make it there, or leave venv out",
     "remote_dir=/proc/1": "/proc/1/code/.* cannot be written on login: mkdir: .*; give -cfg remote_dir, a directory",

@@ -14,6 +14,7 @@ from schedulers.errors import MaybeSubmitted, SchedulerError
 from schedulers.slurm.code import COMPLETE, Code, archive_of, files_of
 from schedulers.slurm.host import Host, variables
 from schedulers.slurm.script import ENVIRONMENT, SlurmRequest
+from schedulers.slurm.transport import HostAway
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def new_directory_there(at: Host, wanted: SlurmRequest) -> Iterator[None]:
         _send_code(at, wanted.code, code, token)
         _send_job(at, wanted, code, token)
         yield
-    except MaybeSubmitted:
+    except (MaybeSubmitted, HostAway):
         raise
     except SchedulerError:
         with contextlib.suppress(SchedulerError):

@@ -159,10 +159,8 @@ def record_of(script: Path, app_id: AppId, at: Transport) -> Record | None:
     """Returns the record beside a batch script; None if the script is not ours, or is another user's."""
     if script.name != SCRIPT or not all(at.is_readable(file) for file in (script, script.parent / ABOUT)):
         return None
-    record = Record(script.parent, app_id, at)
     at.pull(script.parent / ABOUT)
-    at.pull(*record.files)
-    return record
+    return Record(script.parent, app_id, at)
 
 
 @dataclass(frozen=True)
@@ -171,6 +169,8 @@ class Index:
 
     cluster: str
     at: Transport = HERE
+    # What does not change is asked of a host once, as each question takes a while.
+    _found_there: dict[AppId, Record] = field(default_factory=dict, compare=False)
 
     @property
     def _folder(self) -> Path:
@@ -187,6 +187,12 @@ class Index:
     def find(self, app_id: AppId) -> Record | None:
         """Returns the record of a job; None if it is unknown, or its directory is gone or another user's."""
         whole = app_id.whole
+        record = self._found_there.get(whole) or self._record(whole)
+        if record and self.at.host:
+            self._found_there[whole] = record
+        return next((one for one in record.tasks if one.app_id == app_id), None) if record and app_id.task else record
+
+    def _record(self, whole: AppId) -> Record | None:
         # A job that was not submitted from here has noted itself where it runs.
         noted_there = [self.at.state_directory(INDEX) / whole.cluster / whole.number] if whole.cluster else []
         entries = [self._folder / whole.there, *noted_there]
@@ -195,10 +201,7 @@ class Index:
         if not whole.number.isdecimal() or not job_dir:
             return None
         self.at.pull(job_dir / ABOUT)
-        record = self._readable(job_dir, whole)
-        if record:
-            self.at.pull(*record.files)
-        return next((one for one in record.tasks if one.app_id == app_id), None) if record and app_id.task else record
+        return self._readable(job_dir, whole)
 
     def records(self) -> list[Record]:
         """Returns all jobs whose directories still exist, the newest first; removes the others from the index."""

@@ -264,6 +264,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             # A cluster that was set up again counts jobs from 1 again, and plain sbatch adds no job to the index.
             if record is None or record.job_dir != script.parent:
                 record = record_of(script, named, reach(named.host))
+        if record:
+            record.at.pull(*record.files)
         return View(job, record, self._look)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:

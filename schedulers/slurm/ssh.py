@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile, gettempdir
+from tempfile import TemporaryFile
 
 from schedulers.errors import SchedulerError
 from schedulers.slurm.transport import PATIENCE_SECONDS, HostAway
@@ -38,7 +38,7 @@ PERSIST = "10m"
 CONNECT_SECONDS = 20
 # A first contact that is cut off is tried again as long.
 FIRST_PATIENCE_SECONDS = 20
-LONGEST_SOCKET = 90  # of the 108 bytes of a socket's path, of which ssh takes 17 for itself
+LONGEST_SOCKET = 86  # of the 104 bytes of a socket's path on macOS, of which ssh takes 17 for itself
 # What ssh says if it does not come to the host, and what to do. Without contact before, waiting would not help.
 TRY = "until `ssh {host} true` works, nothing here can"
 REFUSED = (
@@ -193,7 +193,7 @@ def _sockets() -> Path:
     folder = state_directory("ssh")
     if len(os.fsencode(folder)) + 41 > LONGEST_SOCKET:
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
-        folder = Path(gettempdir(), f"torchx-ssh-{os.getuid()}-{name}")
+        folder = Path("/tmp", f"torchx-ssh-{os.getuid()}-{name}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
         raise SchedulerError(f"{folder}: must belong to you alone, as it holds your connections; remove it")

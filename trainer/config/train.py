@@ -239,6 +239,17 @@ class MlperfLogConfig(Section):
     """The system. Unset: the number of ranks and their device."""
 
 
+class TrackerConfig(Section):
+    """Where a tracker of report.trackers keeps the run. Keys and passwords belong into its environment variables."""
+
+    uri: Annotated[str | None, MayChange] = None
+    """Its server. Unset: as its own environment variables say."""
+    project: Annotated[str, MayChange, pydantic.Field(min_length=1)] = "torchx-recsys"
+    """The project, which MLflow calls an experiment; made if it is not there."""
+    name: Annotated[str | None, MayChange] = None
+    """The name of the run. Unset: the last part of the run directory."""
+
+
 class ReportConfig(Section):
     """Reports of training, and their interval."""
 
@@ -253,6 +264,9 @@ class ReportConfig(Section):
     baselines: Annotated[str | None, MayChange] = None
     """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
     data.train, if there."""
+    trackers: Annotated[list[Literal["mlflow"]], MayChange] = []
+    """Experiment trackers to send the run to (docs/guides/trackers.md), each an extra of the package."""
+    mlflow: TrackerConfig = TrackerConfig()
     profile: ProfileConfig = ProfileConfig()
     mlperf_log: MlperfLogConfig = MlperfLogConfig()
 

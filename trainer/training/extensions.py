@@ -86,6 +86,14 @@ EXTENSIONS = {
         key=_set("report.mlperf_log.organization"),
     ),
     "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
+    # Last, because it waits at the end.
+    "trackers": Extension(
+        places={
+            "check": "trainer.extensions.trackers.watcher:check",
+            "watcher": "trainer.extensions.trackers.watcher:Trackers",
+        },
+        key=_set("report.trackers"),
+    ),
 }
 """The extensions by name, in the order in which they act at a place."""
 

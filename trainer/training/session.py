@@ -126,7 +126,7 @@ class Session:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
-            self.view.outputs()[:] = [] if result.skipped else result.outputs
+            self.view._outputs[:] = [] if result.skipped else result.outputs
             if self.reporter.due(step):
                 counts |= self._rates(step)
                 for watcher in self.claimed.watchers:

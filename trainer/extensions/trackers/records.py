@@ -101,6 +101,11 @@ class Records:
         """The last part of the run directory's URL."""
         return self._directory.url.rpartition("/")[2] or self._directory.url
 
+    @property
+    def local_folder(self) -> str | None:
+        """The path of the run directory on this host; None in an object store."""
+        return self._directory.path() if self._directory.fs.is_local else None
+
     def configuration(self) -> dict[str, str]:
         """Returns the configuration by key, without the secrets of URLs."""
         keys = flat(self._directory.read_toml("config.toml") or {})

@@ -11,16 +11,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainer.config.train import ReportConfig, TrackerConfig
 from trainer.core.errors import InputError, first_line
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.extensions.trackers.of_mlflow import MlflowRun
+from trainer.extensions.trackers.of_wandb import WandbRun
 from trainer.extensions.trackers.records import Point, Records, Sent
 from trainer.run.lock import RunLock
 
@@ -50,7 +51,7 @@ class RemoteRun(Protocol):
         ...
 
 
-KINDS = {"mlflow": MlflowRun}
+KINDS: dict[str, Callable[[TrackerConfig, str, Sent, Records], RemoteRun]] = {"mlflow": MlflowRun, "wandb": WandbRun}
 """The trackers by name: the values of `report.trackers`."""
 
 
@@ -61,7 +62,8 @@ def check_trackers(report: ReportConfig) -> None:
         InputError: The message names the package or the key.
     """
     for name in report.trackers:
-        if find_spec(name) is None:
+        # A mere directory of this name, as Weights & Biases makes them, is found without an origin.
+        if getattr(find_spec(name), "origin", None) is None:
             raise InputError(
                 f"report.trackers has '{name}', which needs the package {name}; pip install 'torchx-recsys[{name}]'"
             )
@@ -110,7 +112,7 @@ class Sender:
 
     def _connected(self) -> RemoteRun:
         """Returns the run in the tracker. Its key is stored before it is used, so that it is found after any crash."""
-        kept = None if self._is_new else self._directory.read_json(self._file)
+        kept: dict[str, Any] | None = None if self._is_new else self._directory.read_json(self._file)
         if kept is None:
             kept = {"key": uuid.uuid4().hex, "sent": {}}
             self._store(kept)

@@ -142,6 +142,7 @@ class Supervisor:
     def attempt(self) -> None:
         """Starts all replicas and waits until all have ended."""
         self.record.outcome_file.unlink(missing_ok=True)
+        self.record.training_file.unlink(missing_ok=True)
         self.running = []
         self.progress.state, self.progress.message, self.progress.processes = "RUNNING", "", []
         for replica, logs in zip(self.job.replicas, self.logs, strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 from schedulers.predecessors import Predecessor
 from schedulers.slurm.app_id import AppId
 from schedulers.state_directory import damaged_record, state_directory
+from trainer.core.progress import PROGRESS_FILE, TrainingProgress, read_progress
 
 ABOUT = "torchx-job.json"
 SCRIPT = "torchx-job.sh"
@@ -102,6 +103,10 @@ class Record:
             for one in (self, *self.tasks):
                 one._folder.mkdir(exist_ok=True)
                 (one._folder / CANCELLED).touch()
+
+    def training(self) -> TrainingProgress | None:
+        """Returns how far the training of the last attempt is; None if it has not said."""
+        return read_progress(self._folder / PROGRESS_FILE)
 
     @property
     def attempts(self) -> int:

@@ -25,7 +25,6 @@ from schedulers import log_files
 from schedulers.command_check import check_command
 from schedulers.contract import warn_of_ignored
 from schedulers.errors import MaybeSubmitted, SchedulerError
-from schedulers.first_error import tail
 from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
@@ -35,6 +34,7 @@ from schedulers.slurm.record import SCRIPT, About, Index, Record
 from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View, describe_array
 from schedulers.state_directory import check_state_directory
+from trainer.core.progress import TrainingProgress
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +178,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
         return [ListAppResponse(str(record.app_id), state(record), name=record.about.name) for record in records]
 
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if it has not said, and for an array, whose tasks say it."""
+        record = self._index.find(AppId.parse(app_id))
+        return record.training() if record else None
+
     def check_known(self, app_id: str) -> None:
         """Refuses a job that Slurm has forgotten, as its end is unknown.
 
@@ -261,7 +266,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         view = self._view(app_id)
         if not (view.job or view.record):
             return None, ""
-        return view.state.name, tail(view.record.replica_log(0, "out")) if view.record else ""
+        return view.state.name, view.how_far()
 
 
 def _missing(folder: Path) -> Iterator[Path]:

@@ -12,7 +12,9 @@ FILES = sorted(
     for file in (ROOT / room).rglob("*.py")
 )
 MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
-CONTRACT = re.compile(r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]")
+CONTRACT = re.compile(
+    r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_PROGRESS_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]"
+)
 
 
 def test_everything_imports_without_torch():

@@ -71,6 +71,11 @@ class Job:
     predecessors: list[Predecessor] = field(default_factory=list)
 
 
+def being_cancelled(job: Job) -> str:
+    """Returns the message of a job that is being cancelled."""
+    return f"being cancelled; killed after {job.grace_seconds} seconds"
+
+
 @dataclass(kw_only=True)
 class Process:
     """The process of one replica."""
@@ -104,6 +109,7 @@ class Record:
         self.outcome_file = folder / "outcome"
         self.training_file = folder / PROGRESS_FILE
         self.supervisor_log = folder / "supervisor.log"
+        self.cancel_file = folder / "cancel"
         self.delete_file = folder / "delete"
         self._reserve = folder / "reserve"
 
@@ -206,6 +212,7 @@ class Record:
 
     def cancel(self) -> None:
         """Requests that the supervisor end the job, without waiting; kills processes left by a dead supervisor."""
+        self.cancel_file.touch()
         supervisor = self.progress().supervisor
         if not self.supervised():
             self.kill_processes()

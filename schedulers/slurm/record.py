@@ -104,6 +104,12 @@ class Record:
                 one._folder.mkdir(exist_ok=True)
                 (one._folder / CANCELLED).touch()
 
+    def note_not_cancelled(self) -> None:
+        """Notes that Slurm did not cancel the job."""
+        with contextlib.suppress(OSError):
+            for one in (self, *self.tasks):
+                (one._folder / CANCELLED).unlink(missing_ok=True)
+
     def training(self) -> TrainingProgress | None:
         """Returns how far the training of the last attempt is; None if it has not said."""
         return read_progress(self._folder / PROGRESS_FILE)

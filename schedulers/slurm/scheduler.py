@@ -194,9 +194,16 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             raise SchedulerError(f"{handle}: Slurm knows no such job; if it was one of another cluster, look there")
 
     def _cancel_existing(self, app_id: str) -> None:
-        if record := self._index.find(AppId.parse(app_id)):
+        record = self._index.find(AppId.parse(app_id))
+        if record:
             record.note_cancelled()
-        slurm.cancel(AppId.parse(app_id))
+        try:
+            slurm.cancel(AppId.parse(app_id))
+        except SchedulerError:
+            if record:
+                record.note_not_cancelled()
+            raise
+        self._seen.pop(app_id, None)  # what was read before
 
     def _delete_existing(self, app_id: str) -> None:
         if not self._ended(app_id):

@@ -174,10 +174,9 @@ class View:
             return f"{self.job.slurm_state}{_ending(self.job)}{self._why()}"
         if self.state != AppState.RUNNING:
             return ""
-        training = self.training()
-        return ", ".join(
-            filter(None, [self.job.slurm_state.lower(), training.in_words() if training else self._step()])
-        )
+        training, cancelled = self.training(), self.record and self.record.cancelled
+        how_far = training.in_words() if training else self._step()
+        return ", ".join(filter(None, [self.job.slurm_state.lower(), "being cancelled" if cancelled else "", how_far]))
 
     def training(self) -> TrainingProgress | None:
         """Returns how far the job is; None if it has not said, or does not run."""

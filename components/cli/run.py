@@ -25,6 +25,7 @@ from components.cli.containers import (
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
 from components.cli.words import complete_words, flags_of, parse_all
+from components.cli.workspaces import tell_ignored_workspace
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
 from schedulers.job_records import remember
@@ -70,6 +71,7 @@ class Run(CmdRun):
         )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
+        tell_ignored_workspace(runner, args)
         args = without_workspace_that_cannot_be_built(runner, args)
         warn_of_what_docker_ignores(runner, args.scheduler)
         codes = []

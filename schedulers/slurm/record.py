@@ -12,6 +12,7 @@ from schedulers.predecessors import Predecessor
 from schedulers.slurm.app_id import AppId
 from schedulers.slurm.transport import HERE, Transport
 from schedulers.state_directory import damaged_record
+from trainer.core.progress import PROGRESS_FILE, TrainingProgress, read_progress
 
 ABOUT = "torchx-job.json"
 SCRIPT = "torchx-job.sh"
@@ -127,6 +128,17 @@ class Record:
     def note_cancelled(self) -> None:
         """Notes that the job is about to be cancelled: a job that never started leaves no other trace."""
         self.at.touch(one._folder / CANCELLED for one in (self, *self.tasks))  # Slurm has the last word
+
+    def note_not_cancelled(self) -> None:
+        """Notes that Slurm did not cancel the job."""
+        for one in (self, *self.tasks):
+            self.at.remove(one._folder / CANCELLED)
+
+    def training(self) -> TrainingProgress | None:
+        """Returns how far the training of the last attempt is; None if it has not said."""
+        file = self._folder / PROGRESS_FILE
+        self.at.pull(file)
+        return read_progress(self.at.here(file))
 
     @property
     def attempts(self) -> int:

@@ -36,6 +36,7 @@ from schedulers.slurm.status import View, describe_array
 from schedulers.slurm.transport import HERE, HostAway, Transport
 from schedulers.state_directory import check_state_directory
 from trainer.core.outcome import WRONG_INPUT
+from trainer.core.progress import TrainingProgress
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +184,11 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
         return [ListAppResponse(str(record.app_id), state(record), name=record.about.name) for record in records]
 
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if it has not said, and for an array, whose tasks say it."""
+        record = self._find(AppId.parse(app_id))
+        return record.training() if record else None
+
     def check_known(self, app_id: str) -> None:
         """Refuses a job that Slurm has forgotten, as its end is unknown.
 
@@ -195,9 +201,16 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
     def _cancel_existing(self, app_id: str) -> None:
         named = AppId.parse(app_id)
-        if record := self._find(named):
+        record = self._find(named)
+        if record:
             record.note_cancelled()
-        slurm.cancel(reach(named.host), named)
+        try:
+            slurm.cancel(reach(named.host), named)
+        except SchedulerError:
+            if record:
+                record.note_not_cancelled()
+            raise
+        self._seen.pop(app_id, None)  # what was read before
 
     def _delete_existing(self, app_id: str) -> None:
         if not self._ended(app_id):
@@ -275,7 +288,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         view = self._view(app_id)
         if not (view.job or view.record):
             return None, ""
-        return view.state.name, view.record.tail(0, "out") if view.record else ""
+        return view.state.name, view.how_far()
 
 
 def _request_there(app: AppDef, opts: SlurmOpts) -> SlurmRequest:

@@ -10,10 +10,11 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
 from schedulers.first_error import first_error, structured
-from schedulers.predecessors import Look, Predecessor, missed, step_of, waits_for
+from schedulers.predecessors import Look, Predecessor, missed, waits_for
 from schedulers.slurm.commands import SlurmJob, hostnames
 from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
+from trainer.core.progress import TrainingProgress, step_of
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 # The state of an array is the first of these that any of its tasks has.
@@ -185,8 +186,22 @@ class View:
             return f"{self.job.slurm_state}{_ending(self.job)}{self._why()}"
         if self.state != AppState.RUNNING:
             return ""
-        step = step_of(self.record.tail(0, "out")) if self.record else ""
-        return ", ".join(filter(None, [self.job.slurm_state.lower(), step]))
+        training, cancelled = self.training(), self.record and self.record.cancelled
+        how_far = training.in_words() if training else self._step()
+        return ", ".join(filter(None, [self.job.slurm_state.lower(), "being cancelled" if cancelled else "", how_far]))
+
+    def training(self) -> TrainingProgress | None:
+        """Returns how far the job is; None if it has not said, or does not run."""
+        return self.record.training() if self.record and self.state == AppState.RUNNING else None
+
+    def how_far(self) -> str:
+        """Returns how far the job is in a few words; empty if nothing is known of it."""
+        training = self.training()
+        return training.short() if training else self._step()
+
+    def _step(self) -> str:
+        """Returns the step that the log shows, of a job that writes no progress."""
+        return step_of(self.record.tail(0, "out")) if self.record else ""
 
     def _why(self) -> str:
         """Returns why a job ended if its batch script has noted nothing."""

@@ -18,6 +18,7 @@ from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
+from trainer.core.progress import PROGRESS
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.rules.vocabulary import fingerprints
@@ -215,6 +216,7 @@ class Session:
 
     def _stop_requested(self, step: int, split: str) -> bool:
         self.watchdog.note(f"the evaluation on {split} after step {step}")
+        PROGRESS.doing(f"the evaluation on {split}")
         return self.stop_requests.all_reduce() is Action.STOP
 
     def save(self, step: int) -> None:

@@ -67,6 +67,23 @@ class Namespace:
                 found += json.loads(answer.data)["items"]
         return found
 
+    def end_of_log(self, pod: str, container: str, lines: int) -> list[str]:
+        """Reads the last lines of a container's log, with timestamps; none without permission, too."""
+        from kubernetes.client import CoreV1Api
+
+        with _one_line((400, 403, 404)):
+            answer: Any = CoreV1Api(self._client).read_namespaced_pod_log(
+                pod,
+                self._namespace,
+                container=container,
+                timestamps=True,
+                tail_lines=lines,
+                _preload_content=False,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+            return answer.data.decode(errors="replace").splitlines()
+        return []
+
     def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
         """Yields the lines of a container's log with timestamps; none if the pod is gone or has not started."""
         from kubernetes.client import CoreV1Api

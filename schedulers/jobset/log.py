@@ -22,10 +22,13 @@ from schedulers.jobset.status import (
     pod_reason,
     suspension,
 )
+from trainer.core.progress import TrainingProgress, of_log
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1
+# Where `torchx status` looks for the progress of a job: so many logs, and so many lines of each.
+LOGS_READ, LAST_LINES = 8, 200
 NO_LOG, GONE = "%s has no log yet: %s", "its pod is gone"
 
 
@@ -96,6 +99,16 @@ def follow(cluster: Namespace, replica: Replica, since: datetime | None, until: 
             logger.warning(NO_LOG, replica, reason)
             told = reason
         time.sleep(POLL_SECONDS)  # also after a log: a finished one ends at once, even before its pod shows the end
+
+
+def progress(cluster: Namespace, pods: Iterable[Object]) -> TrainingProgress | None:
+    """Returns how far a job is by the end of a log; None if none shows it. Rank 0 may be in any replica."""
+    running = [pod for _, pod in sorted(newest_pods(pods).items()) if pod["status"].get("phase") == "Running"]
+    for pod in running[:LOGS_READ]:
+        lines = map(_split, cluster.end_of_log(pod["metadata"]["name"], container_name(pod), LAST_LINES))
+        if found := of_log((stamp.timestamp(), text) for stamp, text in lines if stamp):
+            return found
+    return None
 
 
 def _reason(cluster: Namespace, replica: Replica, job: Object, pod: Object | None) -> str:

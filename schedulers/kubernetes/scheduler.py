@@ -22,6 +22,7 @@ from schedulers.jobset.status import newest_warning, pod_reason
 from schedulers.kubernetes import spec, status
 from schedulers.kubernetes.cluster import VolcanoCluster
 from schedulers.kubernetes.log import VolcanoReplica
+from trainer.core.progress import TrainingProgress
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,22 @@ class VolcanoScheduler(KubernetesScheduler):
         return f"{namespace}:{created['metadata']['name']}"
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Returns the status of a job by two calls for any number of replicas, a few more while it waits."""
+        """Returns the status of a job by a few calls for any number of replicas; some of them read a log's end."""
         cluster, name = self._find(app_id)
         job = cluster.job(name)
         if job is None:
             return None
         pods = cluster.pods({status.INSTANCE_LABEL: name})
         reason = _why_pending(cluster, job, pods) if status.app_state(job) == AppState.PENDING else ""
-        return status.describe(app_id, job, pods, reason)
+        answer = status.describe(app_id, job, pods, reason)
+        if answer.state == AppState.RUNNING and (training := log.progress(cluster, pods)):
+            answer.msg = "; ".join(filter(None, [training.in_words(), answer.msg]))
+        return answer
+
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if no log shows it."""
+        cluster, name = self._find(app_id)
+        return log.progress(cluster, cluster.pods({status.INSTANCE_LABEL: name}))
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[KubernetesJob] | None:
         """Returns the Volcano Job as it is on the cluster."""

@@ -57,6 +57,8 @@ def docker_line(error: Exception) -> str:
     """Returns an error of the Docker client in one line; empty for any other."""
     if not type(error).__module__.startswith("docker."):
         return ""
+    if explanation := getattr(error, "explanation", None):  # the daemon has answered
+        return f"Docker: {' '.join(str(explanation).split())}"
     return f"Docker: {' '.join(str(error).split())}; is its daemon running? DOCKER_HOST names its socket"
 
 

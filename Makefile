@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; then each process would compile all of this project again
 
-.PHONY: demo check test test-more test-all tiers test-slurm24 durations lint docs site wheel measure clean
+.PHONY: demo check test test-more test-all tiers test-slurm24 durations style lint docs site wheel measure clean
 
 demo: $(VENV)/ready data/movielens/summary.json
 	torchx run -s local_cwd dlrm.multi_node --config trainer/config/presets/movielens.toml -j 1x2 --out runs/movielens
@@ -23,11 +23,11 @@ check: $(VENV)/ready lint
 # the file of the most tests.
 SPREAD := --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/ready lint
+test: $(VENV)/ready style
 	pytest $(SPREAD) -m "not more" $(TESTS)
 
 # All the rest, which is marked with the reason why it is no part of `make test`. Of single files `pytest FILE` runs both.
-test-more: $(VENV)/ready
+test-more: $(VENV)/ready lint
 	pytest $(SPREAD) -m more $(TESTS)
 
 # Both with whole matrices: every plan restored by every other, every fault at every moment.
@@ -52,10 +52,13 @@ test-slurm24: $(VENV)/ready
 	python tests/support/slurm24.py .slurm24
 	SLURM_PREFIX=$(CURDIR)/.slurm24 pytest -m slurm
 
-lint: $(VENV)/ready
+style: $(VENV)/ready
 	ruff format --check .
 	ruff check .
 	pyrefly check
+
+# Of these, `make test` has the style alone.
+lint: style
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict  # with --quiet it counts no warnings
 
 # The documentation as a site, served until Ctrl-C. `make lint` builds it in site/, and refuses a dead link.

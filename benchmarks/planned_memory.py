@@ -42,6 +42,7 @@ ROWS = {"user": 300_000, "ad": 150_000, "site": 60_000, "topics": 40_000, "city"
 HOTNESS = {"topics": 10, "site": 3}
 ITEMS, LONGEST = 150_000, 20
 WATCHED, MOST_WATCHED = 50, 200  # mean and maximum length of histories, by Zipf's law
+LONG, MOST_LONG = 400, 1000
 POOLED = {name: {"rows": rows, "hotness": HOTNESS.get(name, 1)} for name, rows in ROWS.items()}
 OF_ITEMS = {"rows": ITEMS, "table": "items", "pooling": "none"}
 SEQUENCES = {
@@ -51,6 +52,10 @@ SEQUENCES = {
 }
 JAGGED = {
     "watched": OF_ITEMS | {"max_ids": MOST_WATCHED, "hotness": WATCHED},
+    "item": OF_ITEMS | {"max_ids": 1},
+}
+LONG_HISTORIES = {
+    "heard": OF_ITEMS | {"max_ids": MOST_LONG, "hotness": LONG},
     "item": OF_ITEMS | {"max_ids": 1},
 }
 HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "hstu", "dbmtl")
@@ -94,6 +99,18 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         | {"data": {"sparse": JAGGED, "global_batch_size": 2048}}
         | _types("row_wise"),
     ),
+    "dlrm_hstu, long histories": (
+        2,
+        _model("dlrm_hstu", 64, target="item", history="heard", attention_blocks=2, attention_heads=2)
+        | {"data": {"sparse": LONG_HISTORIES, "global_batch_size": 128}}
+        | _types("row_wise"),
+    ),
+    "dlrm_hstu, long histories, recomputed": (
+        2,
+        _model("dlrm_hstu", 64, target="item", history="heard", attention_blocks=2, attention_heads=2)
+        | {"data": {"sparse": LONG_HISTORIES, "global_batch_size": 128}, "train": {"recompute": True}}
+        | _types("row_wise"),
+    ),
     "dbmtl, LAMB, table-wise": (
         2,
         _model("dbmtl") | {"tasks": TASKS, "optimizer": {"sparse": {"name": "lamb"}}} | _types("table_wise"),
@@ -129,8 +146,8 @@ def case_config(case: str, folder: Path | str) -> Config:
         "dense": {f"d{number}": {} for number in range(8)},
         "sparse": POOLED,
     } | changes.pop("data", {})
-    report = {"tensorboard": False}
-    return Config.model_validate({"data": data, "train": {"steps": STEPS + 1}, "report": report} | changes)
+    train, report = {"steps": STEPS + 1} | changes.pop("train", {}), {"tensorboard": False}
+    return Config.model_validate({"data": data, "train": train, "report": report} | changes)
 
 
 def write_data(folder: Path) -> None:
@@ -147,8 +164,9 @@ def write_data(folder: Path) -> None:
     }.items():
         ids = random.integers(0, rows, (FILE_ROWS, count))
         columns[name] = ids[:, 0] if count == 1 else pa.array(list(ids))
-    lengths = MOST_WATCHED * random.random(FILE_ROWS) ** (MOST_WATCHED / WATCHED - 1)
-    columns["watched"] = pa.array([random.integers(0, ITEMS, length) for length in np.rint(lengths).astype(int)])
+    for name, mean, most in (("watched", WATCHED, MOST_WATCHED), ("heard", LONG, MOST_LONG)):
+        lengths = np.rint(most * random.random(FILE_ROWS) ** (most / mean - 1)).astype(int)
+        columns[name] = pa.array([random.integers(0, ITEMS, length) for length in lengths])
     (folder / "data").mkdir()
     pq.write_table(pa.table(columns), folder / "data" / "part.parquet", row_group_size=BATCH)
 

@@ -23,12 +23,13 @@ from torchx_recsys.apps.plan.clusters import parse_cluster
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.step_time import StepTime
 from torchx_recsys.planner.topology import ACHIEVED, SYSTEMS
-from trainer.config.root import Config
+from trainer.config.root import Config, load_tree
 from trainer.training.sharded_model import build_unsharded_model
 
 PAGE, PUBLISHED = ROOT / "docs" / "explanation" / "published_runs.md", ROOT / "docs" / "published.json"
 MLPERF = ROOT / "docs" / "guides" / "which_cluster.md"
-SYSTEM_OF = {"mlperf": "hugectr", "torchrec_dlrm": "torchrec"}
+SYSTEM_OF = {"mlperf": "hugectr", "torchrec_dlrm": "torchrec", "dlrmv4": "torchrec"}
+LONG_HISTORIES = "dlrmv4"
 # Criteo's tables, as in torchrec_dlrm's README, with one id each. The README's runs are of early 2022, when PyTorch
 # still computed fp32 products in TF32 by default.
 TORCHREC_ROWS = (
@@ -81,18 +82,25 @@ class Run:
 
 
 def published() -> list[Run]:
-    """Returns the published runs; constants are fitted to the first, third and so on of each benchmark."""
+    """Returns the published runs of DLRMs; constants are fitted to the first, third and so on of each benchmark."""
     return [
         Run(benchmark=benchmark, is_fitted=number % 2 == 0, **run)
         for benchmark, runs in json.loads(PUBLISHED.read_text()).items()
         for number, run in enumerate(runs)
+        if benchmark != LONG_HISTORIES
     ]
 
 
-def forecast(run: Run) -> StepTime:
-    """Returns the forecast of a run's step; `tools.plan --on` prints the same."""
-    tree = mlperf() if run.benchmark == "mlperf" else TORCHREC_DLRM
-    data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": run.system}
+def published_long() -> list[Run]:
+    """Returns the published runs of DLRMv4, to which nothing is fitted."""
+    runs = json.loads(PUBLISHED.read_text())[LONG_HISTORIES]
+    return [Run(benchmark=LONG_HISTORIES, is_fitted=False, **run) for run in runs]
+
+
+def forecast(run: Run, system: str | None = None) -> StepTime:
+    """Returns the forecast of a run's step, by its system or another; `tools.plan --on` prints the same."""
+    tree = {"mlperf": mlperf, "torchrec_dlrm": lambda: TORCHREC_DLRM}.get(run.benchmark, lambda: load_tree("dlrmv4"))()
+    data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": system or run.system}
     config = Config.model_validate(tree | {"data": data, "planner": planner})
     model = build_unsharded_model(config, torch.device("meta"))
     return plan_on(model, config, parse_cluster(run.on)).step
@@ -166,6 +174,19 @@ def render(runs: Sequence[Run], steps: Sequence[StepTime]) -> str:
     )
 
 
+def render_long(runs: Sequence[Run]) -> str:
+    """Returns the table of published runs of DLRMv4, forecast for this trainer and with all kernels fused."""
+    rows = []
+    for run in runs:
+        steps = [forecast(run, system) for system in SYSTEMS]
+        each = [
+            text for step in steps for text in (f"{1000 * run.batch / step.total:,.0f}", f"{error(run, step):+.0%}")
+        ]
+        rows.append([f"{run.by}: {run.hosts}", f"`{run.on}`", f"{run.batch:,}", f"{run.samples_per_second:,}", *each])
+    headers = ["Run", "`--on`", "Global batch", "Published", "Forecast", "Error", "Forecast, fused", "Error"]
+    return f"{table(headers, rows)}\n\nSamples per second."
+
+
 def _median_error(runs: Sequence[Run], steps: Sequence[StepTime], which: Sequence[bool]) -> float:
     return statistics.median(
         abs(error(run, step)) for run, step, is_one in zip(runs, steps, which, strict=True) if is_one
@@ -177,6 +198,7 @@ def main() -> None:
     runs = published()
     steps = [forecast(run) for run in runs]
     write_measured(PAGE, "published", render(runs, steps))
+    write_measured(PAGE, "published long", render_long(published_long()))
     achieved, more = fit(runs, steps)
     print(f"fitted: ACHIEVED {achieved:.2f}, milliseconds {', '.join(f'{more[name]:.1f} {name}' for name in more)}")
     print(f"in use: ACHIEVED {ACHIEVED}, milliseconds {', '.join(f'{SYSTEMS[n].milliseconds} {n}' for n in SYSTEMS)}")

@@ -10,7 +10,7 @@ import pytest
 from shell import typed
 
 ROOT = Path(__file__).parent.parent
-LINT = re.search(r"^lint: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+LINT = "".join(re.findall(r"^(?:style|lint): .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PLANTED = """# Planted
 
 [page](nowhere.md), [anchor](files.md#nowhere), [object][nowhere.Nothing]

@@ -405,6 +405,7 @@ def ratings(tmp_path):
     return tmp_path / "log"
 
 
+@pytest.mark.more("counts and sets of others train to their end, too")
 def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(ratings):
     tree, test = trained(ratings, "rating", "--task", "values")
     assert tree["data"]["numeric_labels"] == ["rating"]
@@ -438,7 +439,7 @@ def test_counts_are_learned_as_such_and_answered_as_counts(ratings):
     np.testing.assert_allclose(answers["plays_value"].numpy(), values, rtol=1e-5)
 
 
-@pytest.mark.more("values, items and the tutorial train to their end, too")
+@pytest.mark.more("counts, items and the tutorial train to their end, too")
 def test_text_becomes_classes(ratings):
     tree, test = trained(ratings, "mood")
     assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}

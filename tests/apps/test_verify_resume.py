@@ -137,9 +137,11 @@ def verified(matrix, folder, rows, path):
     (folder / "forgetful.py").write_text(FORGETFUL)
     write_config(folder / "forgetful.toml", config(rows, model__name="forgetful:Forgetful"))
     write_config(folder / "managed.toml", managed(write_ids(folder / "ids"), "row_wise"))
+    write_config(folder / "plain.toml", config(rows, optimizer__sparse__name="rowwise_adagrad"))
     with contextlib.chdir(folder):
         ready_made = {name: verify(name, "--keep", f"kept-{name}", *shrunk(name)) for name in matrix}
         others = {"managed": verify("managed.toml"), "forgetful": verify_by_component("forgetful.toml", path)}
+        others["plain"] = verify("plain.toml", "--keep", "kept-plain")
         return ready_made | others
 
 
@@ -185,7 +187,7 @@ def test_a_model_with_a_hidden_state_fails(verified):
 def copies(folder, verified, tmp_path):
     """A baseline and a resumed run, bit by bit the same, that can be tampered with."""
     for name in ("baseline", "resumed-on-1"):
-        shutil.copytree(folder / "kept-criteo_terabyte" / name, tmp_path / name)
+        shutil.copytree(folder / "kept-plain" / name, tmp_path / name)
     return tmp_path / "baseline", tmp_path / "resumed-on-1"
 
 

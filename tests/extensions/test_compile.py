@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._inductor.config
 from jobs import config, launch_rounds, losses, saved_tensors
-from ready_made import ready_made, sampled, write_ratings
+from ready_made import ready_made, write_ratings
 from torch._dynamo.utils import counters
 
 from trainer.batches.loader import Loader
@@ -42,7 +42,7 @@ IN_PARTS = {
     "a weight in a lambda": ("custom:Scaled", {}),
     "a lock": ("custom:Locked", {}),
 }
-MATRIX = "case", lambda whole: sampled(WHOLE, 2, whole) + sampled([*IN_PARTS], 2, whole)
+MATRIX = "case", lambda whole: [*WHOLE, *IN_PARTS] if whole else ["deepfm", "ple", "sequences", "a branch on values"]
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: apt install g++")
 
@@ -163,7 +163,8 @@ def test_gradients_are_those_of_eager_torch(ratings, case, capsys):
         model.model.module.with_gradients = None
         for network in networks:
             network._compiled_call_impl = None
-        torch.testing.assert_close(compiled, gradients(model, batch), rtol=1e-4, atol=1e-6)
+        rtol, atol = (2e-3, 1e-4) if case == "a scaled loss" else (1e-4, 1e-6)  # of fp16, which is scaled
+        torch.testing.assert_close(compiled, gradients(model, batch), rtol=rtol, atol=atol)
 
 
 @pytest.mark.more("compiles")

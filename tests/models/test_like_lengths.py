@@ -60,7 +60,7 @@ def test_groups_change_no_answer_and_no_gradient(lengths):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_every_sample_is_in_a_group_of_like_length(lengths):
     lengths = np.array(lengths, np.int32)
-    groups = [*_groups(lengths)]
+    groups = [*_groups(lengths, PAIRS)]
     assert sorted(np.concatenate([samples for samples, _ in groups])) == [*range(len(lengths))]
     for samples, longest in groups:
         assert longest == max(lengths[samples].max(), 1)

@@ -11,7 +11,7 @@ from command import write_config
 from jobs import config
 from plan_command import planned
 
-from benchmarks.published import PAGE, error, fit, forecast, published, render
+from benchmarks.published import PAGE, error, fit, forecast, published, published_long, render, render_long
 from torchx_recsys.apps.plan.clusters import parse_cluster
 from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.planner.hardware import HOSTS
@@ -69,6 +69,11 @@ def test_the_table_and_the_constants_are_current(steps):
     assert achieved == pytest.approx(ACHIEVED, abs=0.01)
     assert more == {name: pytest.approx(system.milliseconds, abs=0.1) for name, system in SYSTEMS.items()}
     assert statistics.median(abs(error(run, step)) for run, step in zip(RUNS, steps, strict=True)) <= AIMED_AT
+
+
+@pytest.mark.more("traces a step of thousands of tokens")
+def test_the_forecasts_of_long_histories_are_on_the_page():
+    assert render_long(published_long()) in PAGE.read_text(), "run `make measure WHAT=published`"
 
 
 @pytest.mark.slow

@@ -66,6 +66,15 @@ def test_tables_that_do_not_fit_are_refused():
     done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1", *HALF)
     assert done.returncode == 2
     assert "a100_1:1 does not fit: a rank needs at least" in done.stderr
+    assert "micro_batches" not in done.stderr
+
+
+def test_activations_that_do_not_fit_can_be_divided():
+    words = "plan", "movielens", "--on", "h100_1:1", "--data.global_batch_size", "60000000"
+    done = run_trainer(*words)
+    assert done.returncode == 2
+    assert done.stderr.endswith("; --train.micro_batches divides its activations\n")
+    assert run_trainer(*words, "--train.micro_batches", "4").returncode == 0
 
 
 @pytest.mark.parametrize(

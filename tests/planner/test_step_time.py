@@ -129,7 +129,7 @@ def test_a_step_takes_the_slowest_rank_of_each_phase():
         np.array(one_shard(one, topology, placed.kind, placed.kernel, one.columns, 0.0))
         for one, placed in zip(tables, planned, strict=True)
     )
-    work = DenseWork(flops=6e6, batched_flops=2e5, bytes=3e7, gradients=4000)
+    work = DenseWork(flops=6e6, batched_flops=2e5, bytes=3e7, gradients=4000, kernels=0)
     found = step_time(planned, tables, topology, work)
     np.testing.assert_allclose(found.by_rank, [both + copied, first + both + copied], rtol=1e-9)
     dense = 6e6 * topology.speeds.flop + 2e5 * topology.speeds.batched_flop + 3e7 * topology.speeds.dense_byte
@@ -154,7 +154,7 @@ def test_ranks_that_are_slow_in_different_phases_wait_for_both():
         )
         for r, t in enumerate(tables)
     ]
-    found = step_time(planned, tables, topology, DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0))
+    found = step_time(planned, tables, topology, DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0, kernels=0))
     assert found.total > 1.2 * found.by_rank.sum(axis=1).max()
 
 

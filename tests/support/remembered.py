@@ -26,17 +26,17 @@ IRRELEVANT = ("checkpoint", "evaluate", "finetune", "report")  # sections; so ar
 T = TypeVar("T")
 
 
-def remembered_parts(measure: Callable[[str, int, int], DensePart]) -> Callable[[str, int, int], DensePart]:
+def remembered_parts(measure: Callable[..., DensePart]) -> Callable[..., DensePart]:
     """Returns the same function, which looks into the folder first."""
 
     @lru_cache(maxsize=256)
-    def found(config: str, rows: int, samples_per_lane: int) -> DensePart:
+    def found(config: str, *shape: int) -> DensePart:
         relevant = _relevant(config)
         if not all((SUPPORT / f"{module}.py").exists() for module in NAMED.findall(relevant)):
-            return measure(config, rows, samples_per_lane)
+            return measure(config, *shape)
         return _find(
-            f"{relevant} {rows} {samples_per_lane}",
-            lambda: measure(config, rows, samples_per_lane),
+            f"{relevant} {shape}",
+            lambda: measure(config, *shape),
             lambda part: part.work != NO_WORK,  # of which each job is warned
         )
 

@@ -1,6 +1,7 @@
 """Averaged weights: those of a plain computation under every plan, evaluated, resumed and resharded.
 
-By default each plan comes on two ranks, one also on one, and another on four; `--all` takes all of them.
+By default each plan comes on two ranks, one also on one, and another on four; `--all` takes all of them. `make test`
+has four of these.
 """
 
 import json
@@ -21,7 +22,8 @@ from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.models.embeddings import table_of_weight
 
-PLANS = ["table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard", "data_parallel"]
+pytestmark = pytest.mark.few(4, "the other plans")
+PLANS = ["table_wise", "row_wise", "data_parallel", "column_wise", "table_row_wise", "grid_shard"]
 REPLANNED = [
     ("table_wise", "column_wise"),
     ("column_wise", "data_parallel"),
@@ -54,15 +56,19 @@ def combinations(whole):
     """Returns plans with numbers of ranks."""
     if whole:
         return [*product(PLANS, (1, 2, 4))]
-    return [*((kind, 2) for kind in PLANS), (PLANS[0], 1), (PLANS[1], 4)]
+    pairs = [(kind, 2) for kind in PLANS]
+    return [*pairs[:2], (PLANS[0], 1), (PLANS[1], 4), *pairs[2:]]
 
 
 MATRIX = "kind, ranks", combinations
 
 
 @pytest.fixture(scope="module")
-def runs(matrix, tmp_path_factory):
-    """Every plan on several numbers of ranks; halves of it that are resumed under the same plan, and under others."""
+def runs(cells, tmp_path_factory):
+    """Plans on several numbers of ranks; halves of them that are resumed under the same plan, and under others."""
+    replanned = cells("before, after")
+    halves = dict.fromkeys([*cells("kind"), *(before for before, _ in replanned)])
+    matrix = dict.fromkeys([*((kind, 2) for kind in ("table_wise", "row_wise", *halves)), *cells("kind, ranks")])
     folder = tmp_path_factory.mktemp("averages")
     write_rows(folder / "data", [200, 10, 54])
     write_rows(folder / "validation", [90], seed=1)
@@ -84,15 +90,15 @@ def runs(matrix, tmp_path_factory):
         {"config": settings, "out": str(folder / name)}
         for name, settings in (("off", off), ("weights", weights), ("dense", dense))
     )
-    rounds[1][1].extend({"config": averaged(folder, kind, 6), "out": str(folder / f"{kind}-half")} for kind in PLANS)
+    rounds[1][1].extend({"config": averaged(folder, kind, 6), "out": str(folder / f"{kind}-half")} for kind in halves)
     launch_rounds(rounds, folder)
-    for before, after in REPLANNED:
+    for before, after in replanned:
         shutil.copytree(folder / f"{before}-half", folder / f"{before}-to-{after}")
-    resumed = [{"config": averaged(folder, kind), "out": str(folder / f"{kind}-half")} for kind in PLANS]
-    replanned = [
-        {"config": averaged(folder, after), "out": str(folder / f"{before}-to-{after}")} for before, after in REPLANNED
+    resumed = [{"config": averaged(folder, kind), "out": str(folder / f"{kind}-half")} for kind in halves]
+    others = [
+        {"config": averaged(folder, after), "out": str(folder / f"{before}-to-{after}")} for before, after in replanned
     ]
-    launch_rounds([(2, resumed), (4, replanned)], folder)
+    launch_rounds([one for one in ((2, resumed), (4, others)) if one[1]], folder)
     return folder
 
 
@@ -187,6 +193,7 @@ def test_tables_need_not_be_averaged(runs, reference):
     assert all(torch.equal(tensors[name], all_averaged[name]) for name in averaged)
 
 
+@pytest.mark.few(2, "the other plans")
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_resumed_run_has_the_same_averages_bit_for_bit(runs, kind):
     straight, resumed = saved_tensors(runs / f"{kind}-2", STEPS), saved_tensors(runs / f"{kind}-half", STEPS)
@@ -197,13 +204,14 @@ def test_a_resumed_run_has_the_same_averages_bit_for_bit(runs, kind):
     assert [line for line in resumed_lines if line["step"] != 6] == lines
 
 
+@pytest.mark.few(2, "the other plans")
 @pytest.mark.parametrize(("before", "after"), REPLANNED)
 def test_another_plan_goes_on_with_the_averages(runs, reference, before, after):
     assert_is_reference(runs / f"{before}-to-{after}", reference)
 
 
 def test_the_evaluate_command_evaluates_the_averages(runs):
-    out = runs / "grid_shard-2"
+    out = runs / "row_wise-2"
     done = run_trainer("evaluate", out / "config.toml", "--out", out, "--split", "validation")
     assert done.returncode == 0, done.stderr
     written = json.loads((out / "evaluation-validation.json").read_text())

@@ -8,7 +8,8 @@ import pytest
 import torch
 from jobs import config, launch, launch_rounds, saved_tensors, write_rows
 
-KINDS = ["table_wise", "row_wise", "table_row_wise", "column_wise", "grid_shard", "data_parallel"]
+pytestmark = pytest.mark.few(3, "the other plans")
+KINDS = ["table_wise", "row_wise", "data_parallel", "table_row_wise", "column_wise", "grid_shard"]
 
 REPLANNED = [
     ("table_wise", "row_wise"),
@@ -38,15 +39,16 @@ def lines(out):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(cells, tmp_path_factory):
     """On 4 ranks: baselines of 10 steps, and runs of 5; the latter are resumed to 10 on 4, 2 and 1 ranks."""
     folder = tmp_path_factory.mktemp("resume")
     data = write_rows(folder / "data", [200, 10, 54])
-    start = [{"config": settings(data, kind, 10), "out": str(folder / f"{kind}-baseline")} for kind in KINDS]
-    start += [{"config": settings(data, kind, 5), "out": str(folder / f"{kind}-4")} for kind in KINDS]
+    kinds = dict.fromkeys([*cells("kind"), *cells("before")])
+    start = [{"config": settings(data, kind, 10), "out": str(folder / f"{kind}-baseline")} for kind in kinds]
+    start += [{"config": settings(data, kind, 5), "out": str(folder / f"{kind}-4")} for kind in kinds]
     launch(start, 4, folder)
     for ranks in (1, 2, 4):
-        for kind in KINDS:
+        for kind in kinds:
             if ranks < 4:
                 shutil.copytree(folder / f"{kind}-4", folder / f"{kind}-{ranks}")
     rounds = [
@@ -54,7 +56,7 @@ def runs(tmp_path_factory):
             ranks,
             [
                 {"config": settings(data, kind, 10), "out": str(folder / f"{kind}-{ranks}"), "resume": "must"}
-                for kind in KINDS
+                for kind in kinds
             ],
         )
         for ranks in (1, 2, 4)
@@ -83,11 +85,11 @@ def test_a_resumed_run_logs_the_same_losses(runs, kind):
 
 
 @pytest.fixture(scope="module")
-def replanned(runs, tmp_path_factory):
+def replanned(runs, cells, tmp_path_factory):
     """Runs that stopped under one plan on 4 ranks and are resumed under another on 2."""
     folder = tmp_path_factory.mktemp("replanned")
     jobs = []
-    for before, after in REPLANNED:
+    for before, after in cells("before, after"):
         out = folder / f"{before}-{after}"
         shutil.copytree(runs / f"{before}-4", out)
         shutil.rmtree(out / "checkpoints/step-000000010")
@@ -96,6 +98,7 @@ def replanned(runs, tmp_path_factory):
     return folder
 
 
+@pytest.mark.few(2, "the other plans")
 @pytest.mark.parametrize(("before", "after"), REPLANNED)
 def test_resuming_under_another_plan_gives_the_same_weights(runs, replanned, before, after):
     """These types compute the same with one accumulator per row; column shards would keep several."""

@@ -1,6 +1,6 @@
 """Memory and bandwidths of common hosts, and clusters of hosts.
 
-AWS's hosts serve only the planner: TorchX itself registers resources such as `aws_p5.48xlarge`.
+AWS's and AMD's hosts serve only the planner: TorchX itself registers resources such as `aws_p5.48xlarge`.
 
 Figures are the vendors'. GB/s is 10^9 bytes per second. NVLink bandwidth adds both directions of one GPU, as data
 sheets do. Network bandwidth is one direction, and adds all adapters of the host for traffic between GPUs.
@@ -74,6 +74,7 @@ GIB = 1024**3  # bytes in a GiB
 NVIDIA = "https://www.nvidia.com/en-us/data-center"
 NVIDIA_DOCS = "https://docs.nvidia.com/dgx"
 AWS = "https://aws.amazon.com/ec2/instance-types"
+AMD = "https://www.amd.com/en/products/accelerators/instinct"
 GCP = "https://cloud.google.com/compute/docs/accelerator-optimized-machines"
 
 OF_A100: dict[str, Any] = {"fp32_tflops": 19.5, "tf32_tflops": 156, "half_tflops": 312, "source": f"{NVIDIA}/a100/"}
@@ -84,6 +85,16 @@ A100 = Gpu(memory_gib=79, hbm_gb_per_second=2039, nvlink_gb_per_second=600, **OF
 H100 = Gpu(memory_gib=79, hbm_gb_per_second=3350, nvlink_gb_per_second=900, source=f"{NVIDIA}/h100/", **OF_HOPPER)
 H200 = Gpu(memory_gib=139, hbm_gb_per_second=4800, nvlink_gb_per_second=900, source=f"{NVIDIA}/h200/", **OF_HOPPER)
 B200 = Gpu(memory_gib=178, hbm_gb_per_second=8000, nvlink_gb_per_second=1800, source=f"{NVIDIA}/dgx-b200/", **OF_B200)
+# Without TF32 on its matrix cores; the links to its seven neighbours together.
+MI350X = Gpu(
+    memory_gib=287,
+    hbm_gb_per_second=8000,
+    nvlink_gb_per_second=1075,
+    fp32_tflops=144.2,
+    tf32_tflops=144.2,
+    half_tflops=2306.9,
+    source=f"{AMD}/mi350/mi350x.html",
+)
 
 
 def _host(
@@ -140,8 +151,10 @@ CPU = {
     f"cpu.{cores // 8}xlarge": Host(cpu=cores, memory_gib=4 * cores, source=f"{AWS}/m5/") for cores in (16, 32, 64, 96)
 }
 
+UNREGISTERED = {"mi350x": _host(MI350X, 192, 3072, 8 * 400, f"{AMD}/mi350/mi350x.html")}
+
 REGISTERED = CPU | WHOLE | PARTS | GOOGLE
-HOSTS = REGISTERED | AMAZON
+HOSTS = REGISTERED | AMAZON | UNREGISTERED
 
 
 @dataclass(frozen=True)

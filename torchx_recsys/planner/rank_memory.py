@@ -14,6 +14,7 @@ from torchx_recsys.planner.shard_memory import LARGEST_OF_RANK, memory_by_kind
 from torchx_recsys.planner.tables import KERNELS, KINDS, DenseMemory, Options, PlannedTable, Table
 from torchx_recsys.planner.topology import Topology
 
+ACTIVATIONS = "its activations"
 BATCHES_ON_GPU = 3  # number of batches that TorchRec's pipeline has on the GPU
 INT, FLOAT = 4, 4
 
@@ -197,7 +198,7 @@ def beside_shards(
     built = dense.build - dense.state
     return {
         "the dense part": dense.kept,
-        "its activations": in_phase[phase] if phase else max(built, *in_phase.values()),
+        ACTIVATIONS: in_phase[phase] if phase else max(built, *in_phase.values()),
         "batches": _batches(tables, topology, dense),
         "the process": overheads.context + (overheads.communication if topology.ranks > 1 else 0.0),
     }

@@ -24,7 +24,7 @@ from torchx_recsys.planner.tables import (
     Table,
     options_of,
 )
-from torchx_recsys.planner.topology import Speeds, Topology, latency
+from torchx_recsys.planner.topology import KERNEL, Speeds, Topology, latency
 
 # Where the time of a step goes, in forecasts, measurements and profiles. A detail is `PART: DETAIL`: `update: tables`.
 INPUT, FORWARD, EXCHANGE, BACKWARD, UPDATE, OTHER = "input", "forward", "exchange", "backward", "update", "other"
@@ -285,7 +285,10 @@ def beside_tables(topology: Topology, dense: DenseWork) -> tuple[float, float, f
     overlaps = system is not None and system.overlaps_gradients
     of_dense = max(computed, gradients) if overlaps else computed + gradients
     of_latency = latency(topology.per_host, topology.hosts) if system else 0.0
-    return MILLISECONDS * of_dense, MILLISECONDS * of_latency, MILLISECONDS * speeds.step
+    # The host starts kernels while others run; long histories on a GPU are many short ones.
+    started = dense.kernels * KERNEL if system and not system.is_fused else 0.0
+    constant = max(speeds.step, started - computed)
+    return MILLISECONDS * of_dense, MILLISECONDS * of_latency, MILLISECONDS * constant
 
 
 def sent_by_hosts(placed: Sequence[PlannedTable], tables: Sequence[Table], topology: Topology) -> np.ndarray:

@@ -116,12 +116,14 @@ class DenseWork:
         batched_flops: Operations of products of many small matrices, one for each sample.
         bytes: Bytes that operations read and write.
         gradients: Bytes of gradients that ranks sum.
+        kernels: Number of operations.
     """
 
     flops: float
     batched_flops: float
     bytes: float
     gradients: float
+    kernels: float
 
 
 @dataclass(frozen=True)

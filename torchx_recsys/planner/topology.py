@@ -126,6 +126,8 @@ ACHIEVED = 0.51
 # Nanoseconds of the shortest all-reduce: its start, then up and down a tree, a hop for each GPU of a host and for each
 # doubling of the hosts. NCCL chooses its algorithms by these figures (baseLat and hwLat in its src/graph/tuning.cc).
 START, HOP_IN_HOST, HOP_BETWEEN_HOSTS = 4_400.0, 520.0, 5_000.0
+# Nanoseconds in which the host starts a kernel of PyTorch, autograd's part included: by assumption, for a fast core.
+KERNEL = 5_000.0
 EXCHANGES = 4  # exchanges in a step: ids, embeddings, their gradients, gradients of the dense part
 
 

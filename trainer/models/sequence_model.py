@@ -1,6 +1,9 @@
 """The base of models of sequences: they see a sample's vector, its target item and the history of earlier items."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,11 +23,40 @@ from trainer.models.vectors import vector_pairs
 # Samples whose lengths differ by no more are padded to the longest of them. So are few and short ones, to which a call
 # would cost more than the padding.
 ALIKE, SHORT = 0.75, 8
-# Pairs of items in one group, so that the scores of attention stay in the cache.
-PAIRS = 1 << 18
+# Pairs of items in one group: on a CPU few enough that the scores of attention stay in the cache; on a GPU more, as the
+# host takes microseconds to start a kernel.
+PAIRS, PAIRS_ON_GPU = 1 << 18, 1 << 26
 TIME_BUCKETS = 32  # number of buckets of elapsed seconds, by powers of two up to 68 years
 FLOAT_BITS, FLOAT_BIAS = 23, 127  # number of bits of a float32's fraction, and the bias of its exponent
 EARLIER_PAIRS, ROWS_OF_ITEMS = "earlier pairs", "rows of items"  # beside the predictions, to train at every position
+
+
+@dataclass
+class CountedGroups:
+    """The groups of samples in a step without values, whose memory and work are counted.
+
+    Attributes:
+        most: Into how many all samples are divided at most.
+        pairs: Pairs of items in one group.
+        all: How many a step has.
+    """
+
+    most: int
+    pairs: int = PAIRS
+    all: int = 1
+
+
+_counted: ContextVar[CountedGroups] = ContextVar("counted groups")
+
+
+@contextmanager
+def count_groups(groups: CountedGroups) -> Iterator[None]:
+    """Inside the block, steps without values compute at most `groups.most` groups, and set `groups.all`."""
+    token = _counted.set(groups)
+    try:
+        yield
+    finally:
+        _counted.reset(token)
 
 
 class SequenceModel(nn.Module):
@@ -206,7 +238,7 @@ def _grouped(
 ) -> Tensor:
     _check_lengths(history)
     first = next(iter(history.values()))
-    groups = [*_groups(first.lengths().cpu().numpy())]
+    groups = [*_groups(first.lengths().cpu().numpy(), PAIRS_ON_GPU if first.lengths().is_cuda else PAIRS)]
     found = _of_groups(interest, history, target, groups)
     if every_position:
         places = torch.cat(_places(first, groups))
@@ -226,14 +258,18 @@ def _without_values(
 ) -> Tensor:
     """Returns the interest of a batch without values, whose memory and work are counted.
 
-    One group, as each would take half a second to trace: of as many padded items and pairs of them as all would have.
+    Its groups are alike, with as many padded items and pairs of them as those of a step together, but no more than
+    `count_groups` says.
     """
-    first = next(iter(history.values()))
+    first, counted = next(iter(history.values())), _counted.get(CountedGroups(1))
     samples = len(first.lengths())
-    groups = [(len(one), longest) for one, longest in _groups(likely_lengths(samples, len(first.values()), length))]
+    lengths = likely_lengths(samples, len(first.values()), length)
+    groups = [(len(one), longest) for one, longest in _groups(lengths, counted.pairs)]
     items, pairs = (sum(number * longest**power for number, longest in groups) for power in (1, 2))
-    alike = max(1, round(items**2 / pairs))
-    found = _of_groups(interest, history, target, [(np.arange(alike), round(pairs / items))])
+    counted.all = max(counted.all, len(groups))
+    longest, number = round(pairs / items), min(counted.most, len(groups))
+    alike = np.array_split(np.arange(max(number, round(items / longest))) % samples, number)
+    found = _of_groups(interest, history, target, [(one, longest) for one in alike])
     return found[torch.arange(len(first.values()) if every_position else samples) % len(found)]
 
 
@@ -304,14 +340,14 @@ def _check_lengths(history: Mapping[str, JaggedTensor]) -> None:
             )
 
 
-def _groups(lengths: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+def _groups(lengths: np.ndarray, pairs: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yields samples whose histories are of like length, the longest first, and the greatest of their lengths."""
     order = np.argsort(-lengths, kind="stable")
     lengths, start = lengths[order], 0
     while start < len(order):
         longest = max(int(lengths[start]), 1)
         alike = np.searchsorted(-lengths, -ALIKE * longest) if longest > SHORT else len(order)
-        stop = max(start + 1, min(int(alike), start + PAIRS // longest**2))
+        stop = max(start + 1, min(int(alike), start + pairs // longest**2))
         yield order[start:stop], longest
         start = stop
 

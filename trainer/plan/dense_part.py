@@ -6,6 +6,7 @@ are replaced by modules that return embeddings without a lookup.
 
 import logging
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainer.core.errors import InputError
 from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
 from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
+from trainer.models.sequence_model import PAIRS, PAIRS_ON_GPU, CountedGroups, count_groups
 from trainer.models.step_samples import samples_of
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import WEIGHTINGS
@@ -34,7 +36,8 @@ from trainer.optim.dense_optimizers import dense_optimizers, freeze
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOAT = 4  # size in bytes of a value in a batch
-NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0)
+NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0, kernels=0)
+GROUPS = 8  # of samples of sequence models that are traced
 BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # the random counters and bits of a block of a table, and its values
 
 aten = torch.ops.aten
@@ -46,10 +49,13 @@ BATCHED = (aten.bmm, aten.baddbmm, *ATTENTION)
 # The step runs on a CPU. Torch has no formulas for attention on a CPU; those for a GPU count the same products.
 ON_GPU = (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_backward)
 FORMULAS = flop_registry | {one: flop_registry[other] for one, other in zip(ATTENTION, ON_GPU, strict=True)}
-WITHOUT_WORK = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach)
+WITHOUT_WORK = (
+    *(aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach),
+    *(aten._unsafe_view, aten.promote_types),
+)
 
 
-def dense_part(config: Config, world_size: int) -> DensePart:
+def dense_part(config: Config, world_size: int, on_gpu: bool = False) -> DensePart:
     """Returns memory and work of the dense part on each rank; a second call with equal arguments is free.
 
     Losses that compare samples of the global batch need other ranks and are left out. If a model cannot take a step
@@ -60,22 +66,35 @@ def dense_part(config: Config, world_size: int) -> DensePart:
     """
     # Cached without the excluded sections: plans for several clusters differ in them, but the dense part does not. Of
     # the ranks only the rows of a local batch matter.
-    return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size))
+    return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size), on_gpu)
 
 
 @lru_cache(maxsize=256)
-def _measure(config_json: str, rows: int, samples_per_lane: int) -> DensePart:
+def _measure(config_json: str, rows: int, samples_per_lane: int, on_gpu: bool) -> DensePart:
     config = Config.model_validate_json(config_json)
     with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _track(config, rows, samples_per_lane)
+            return _track_groups(config, rows, samples_per_lane, on_gpu)
         except InputError:
             raise
         except Exception as error:  # a user's model may need values, or fail in its job's steps, too
             reason = " ".join(str(error).split())[:200]
             logging.warning("plans leave out the dense part, which takes no step without values: %s", reason)
             return _part(config, weights=0, gradients=0, state=0, activations=0, work=NO_WORK)
+
+
+def _track_groups(config: Config, rows: int, samples_per_lane: int, on_gpu: bool) -> DensePart:
+    """Returns memory and work of a step, in which sequence models compute groups of samples one after the other.
+
+    There may be hundreds, and each takes up to seconds to trace. A few larger groups need more memory at once than one
+    of those, but what all of them keep for backward is the same, and more.
+    """
+    counted = CountedGroups(GROUPS, PAIRS_ON_GPU if on_gpu else PAIRS)
+    with count_groups(counted):
+        found = _track(config, rows, samples_per_lane)
+    more = max(1.0, counted.all / GROUPS)
+    return replace(found, work=replace(found.work, kernels=more * found.work.kernels))
 
 
 def _track(config: Config, rows: int, samples_per_lane: int) -> DensePart:
@@ -155,7 +174,7 @@ class WorkCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.batched_flops = self.bytes = 0
+        self.flops = self.batched_flops = self.bytes = self.kernels = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -169,7 +188,10 @@ class WorkCounter(TorchDispatchMode):
             self.batched_flops += flops
         else:
             self.flops += flops
-        self.bytes += sum(value.nbytes for value in tree_leaves((args, kwargs, found)) if isinstance(value, Tensor))
+        self.kernels += 1
+        # Of what it selects from, it reads as much as it returns.
+        moved = (found, args[2:], found) if operation is aten.index_select else (args, kwargs, found)
+        self.bytes += sum(value.nbytes for value in tree_leaves(moved) if isinstance(value, Tensor))
 
     def of_steps(self, number: int, gradients: int) -> DenseWork:
         """Returns the work of `number` steps like the counted step, after which gradients are summed once.
@@ -183,6 +205,7 @@ class WorkCounter(TorchDispatchMode):
             batched_flops=number * self.batched_flops,
             bytes=number * self.bytes,
             gradients=gradients,
+            kernels=number * self.kernels,
         )
 
 

@@ -143,7 +143,7 @@ def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Pr
         return (
             f"data.global_batch_size is {data.global_batch_size}, and a rank's memory has no room for tables: of "
             f"{in_words(problem.there[problem.device])} it takes {takes(problem.beside_shards())}; {limits}; use more "
-            "ranks or a smaller batch, or give more memory"
+            "ranks, a smaller batch or train.micro_batches, or give more memory"
         )
     if batch > tables:
         return (
@@ -191,7 +191,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         cluster=cluster,
         tables=tables_to_plan(model, config, planner),
         topology=topology,
-        measure_dense=partial(dense_part, config, cluster.ranks),
+        measure_dense=partial(dense_part, config, cluster.ranks, cluster.on_gpu),
         reserve=RESERVE if planner.reserve is None else planner.reserve,
         slower=planner.slower_for_memory,
         of_systems=_of_systems(config, planner, cluster) if topology.system else {},

@@ -15,7 +15,7 @@ from torchx_recsys.apps.plan.planning import plan_on
 from torchx_recsys.apps.plan.prices import Prices
 from torchx_recsys.apps.plan.text import render, shortage
 from torchx_recsys.apps.plan.vary import effects_of
-from torchx_recsys.planner.hardware import Cluster
+from torchx_recsys.planner.hardware import UNREGISTERED, Cluster
 from torchx_recsys.planner.plan import Planned
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
@@ -119,7 +119,8 @@ def _show(
 def _next(planned: Planned, config_words: list[str], out: str | None) -> str:
     """Returns the command to type next."""
     cluster, (name, *overrides) = planned.cluster, config_words
-    host = ["-h", cluster.name] if cluster.name else []
+    host = ["--gpu", str(cluster.per_host)] if cluster.name in UNREGISTERED else []
+    host = ["-h", cluster.name] if cluster.name and not host else host
     flags = [*overrides, *(["--planner.plan", out] if out else [])]
     words = ["torchx", "run", "dlrm.multi_node", "--config", name, "-j", cluster.shape, *host, "--out", "runs/planned"]
     return next_commands([*words, *(["--", *flags] if flags else [])])

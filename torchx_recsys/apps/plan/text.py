@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.plan import Planned, Shortage
+from torchx_recsys.planner.rank_memory import ACTIVATIONS
 from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
 from torchx_recsys.planner.step_time import StepTime
 from torchx_recsys.planner.tables import ranges
@@ -29,9 +30,13 @@ def shortage(planned: Planned) -> str:
         return f"all ranks together may hold the tables, but no placement of their shards was found in {there} each"
     if np.isinf(times):
         return f"no memory is enough of a rank with {there}"
-    beside = takes(planned.problem.beside_shards())
+    problem = planned.problem
+    beside = problem.beside_shards()
+    is_by_batch = beside[ACTIVATIONS] > problem.there[problem.device] / 2
+    hint = "; --train.micro_batches divides its activations" if is_by_batch else ""
     return (
-        f"a rank needs at least {times:.3g} times its memory, {there}, for its tables, beside which it takes {beside}"
+        f"a rank needs at least {times:.3g} times its memory, {there}, for its tables, beside which it takes "
+        f"{takes(beside)}{hint}"
     )
 
 

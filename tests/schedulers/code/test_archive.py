@@ -4,6 +4,7 @@ import re
 
 import pytest
 from object_store import object_store
+from pipelines_of_shell import write_pipeline
 from schemas import validate_pod
 
 VOLCANO = ("-s", "kubernetes", "-cfg", "queue=q,validate_spec=False,code=")
@@ -106,6 +107,18 @@ def test_an_archive_that_a_pod_cannot_use_ends_the_job_with_a_line(
     said = quick("status", handle)
     assert "State: FAILED" in said
     assert line in said
+
+
+@pytest.mark.more("pipelines are tested on local_cwd")
+def test_the_steps_of_a_pipeline_run_the_code(store, workspace, quick, cluster, said):
+    cluster.why_unschedulable = "no nodes"
+    (workspace / ".torchxignore").open("a").write("out\n")  # the pipeline's record, which changes with each submission
+    write_pipeline(workspace / "p.toml", a=("true",), b=("true", "a"))
+    quick("pipeline", "run", "-s", "jobset", "-cfg", "code=s3://bucket/steps", "p.toml")
+    names = {one["metadata"]["annotations"]["torchx.pytorch.org/code"] for one in cluster.all("JobSet")}
+    assert len(cluster.all("JobSet")) == 2
+    assert len(names) == 1
+    assert " uploaded to s3://bucket/steps/" in said()[0]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,15 @@ def docker_daemon(folder: Path) -> Iterator[dict[str, str]]:
             docker(environment, "import", "-", "base:1", input=_tree(EMPTY, LINKS))
             docker(environment, "import", "-", "empty:1", input=_tree(("out",), {}))
             yield environment
-            if ids := docker(environment, "ps", "-aq").stdout.split():
-                docker(environment, "rm", "-f", *map(bytes.decode, ids))
-            docker(environment, "network", "rm", "torchx", check=False)
         finally:
+            if ids := docker(environment, "ps", "-aq", check=False).stdout.split():
+                docker(environment, "rm", "-f", *map(bytes.decode, ids), check=False)
+            docker(environment, "network", "rm", "torchx", check=False)
             process.terminate()
+            process.wait()
+            subprocess.run(
+                ["umount", folder / "exec/netns/default"], stderr=subprocess.DEVNULL
+            )  # which it leaves behind
 
 
 def docker(environment: dict[str, str], *words: str, check: bool = True, input: bytes | None = None):

@@ -33,6 +33,7 @@ def on(scheduler, url, server, *words):
     return (*before, option + url, "utils.sh", "--image", "trainer:1", "--env", env, *(words or ("sh", "job.sh")))
 
 
+@pytest.mark.few(1, "test_layer.py has both schedulers")
 @pytest.mark.parametrize("scheduler", [JOBSET, VOLCANO], ids=["jobset", "kubernetes"])
 def test_changed_code_runs_and_is_uploaded_once(store, workspace, quick, finished, said, scheduler, request):
     folder = f"s3://bucket/{request.node.callspec.id}"
@@ -83,6 +84,7 @@ def test_the_users_own_path_comes_after_the_code(store, workspace, quick, cluste
     assert {"name": "PYTHONPATH", "value": "/torchx-code:/mine"} in pod["spec"]["containers"][0]["env"]
 
 
+@pytest.mark.few(1, "the first shows that such an error reaches the status")
 @pytest.mark.parametrize(
     ("scheduler", "content", "line"),
     [

@@ -32,7 +32,7 @@ def check(folder, table, plant=None):
     keys = {"log": str(folder / "log"), "user": "who", "time": "now", "length": 20, "columns": {"items": "item"}}
     data = {"train": [str(folder / "samples.parquet")], "sparse": {"items": {"rows": 50}}, "history": keys}
     tree = check_data(Config.model_validate({"data": data}))
-    names = ("log out of order", "users without events", "times apart", "histories")
+    names = ("log out of order", "damaged log", "users without events", "times apart", "histories")
     return {one["check"]: (one["severity"], one["found"]) for one in tree["findings"] if one["check"] in names}
 
 
@@ -45,9 +45,28 @@ def swap_two_events(log):
     (log / "events.arrow").write_bytes(content)
 
 
+def flip_a_bit(file, column=None):
+    """Returns a function that flips a bit of a file of a log, in the values of a column or in the last ones."""
+
+    def flip(log):
+        content = bytearray((log / file).read_bytes())
+        names = json.loads((log / "log.json").read_text())["offsets"]
+        if column:
+            content[names[column] + 100] ^= 1
+        else:
+            values = pa.ipc.open_file(pa.memory_map(str(log / file))).get_batch(0).column(-1).buffers()[-1]
+            content[bytes(content).rindex(values.to_pybytes())] ^= 1
+        (log / file).write_bytes(content)
+
+    return flip
+
+
 FAULTS = {
     "none": ({}, None, {}),
     "events in no order": ({}, swap_two_events, {"log out of order": "error"}),
+    "a flipped bit of an event": ({}, flip_a_bit("events.arrow", "item"), {"damaged log": "error"}),
+    "a flipped bit of a user": ({}, flip_a_bit("users.arrow"), {"damaged log": "error"}),
+    "a flipped bit of a text": ({}, flip_a_bit("texts-0.arrow"), {"damaged log": "error"}),
     "other users": ({"users": 10**6}, None, {"users without events": "warning"}),
     "samples before the log": ({"shift": -(10**8)}, None, {"times apart": "error"}),
     "samples after the log": ({"shift": 10**8}, None, {"times apart": "warning"}),

@@ -1,6 +1,6 @@
 """DLRMv4 in small as the guide has it typed, from a log to a published model that finds what is planted.
 
-A training takes five processor minutes, so those without histories or actions are left to `--all`.
+A training takes a processor minute, so those without histories or actions are left to `--all`.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ def auc(out):
 
 def test_the_model_finds_what_users_like_that_it_was_not_trained_on(reader):
     assert 0.88 < auc(reader / PIPELINE / "train") < 0.905
-    assert auc(reader / "runs/dlrmv4_small") == auc(reader / PIPELINE / "train")
+    # On two ranks, as typed, logits round otherwise than on the pipeline's one, and ties of millions of pairs break.
+    assert auc(reader / "runs/dlrmv4_small") == pytest.approx(auc(reader / PIPELINE / "train"), abs=1e-9)
     evaluated = [json.loads(line) for line in (reader / PIPELINE / "train/evaluations.jsonl").open()]
     assert [line["step"] * 256 // 25_600 for line in evaluated] == [*range(1, len(evaluated) + 1)]
     exports = reader / PIPELINE / "exports"
@@ -93,8 +94,10 @@ def test_the_rules_of_the_closed_division_accept_the_settings_of_the_benchmark(r
     assert [event["metadata"]["samples_count"] for event in events if event["key"] == "eval_accuracy"] == [
         *(57_344_000, 59_637_760)
     ]
+    started = next(event["time_ms"] for event in events if event["key"] == "init_stop")
     for event in events:
         event["value"] = OF_DATA.get(event["key"], event["value"])
+        event["time_ms"] = max(event["time_ms"], started)  # a job is younger than the process of the tests
     (tmp_path / "published.log").write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
     assert complaints(tmp_path / "published.log") == (set(), True)
 
@@ -111,15 +114,22 @@ def test_items_or_actions_alone_say_nothing(reader, tmp_path, lists):
     assert auc(tmp_path / "out") < 0.56
 
 
-@pytest.mark.sample(1)
+@pytest.fixture(scope="module")
+def first_losses(reader, tmp_path_factory, cells):
+    """The first losses of all windows as one, by the number of ranks."""
+    flags = ("--data.segments.path", "None", "--data.train", "data/yambda/train", "--report.interval_steps", 1)
+    found = {}
+    for ranks in [1, *cells("ranks")]:
+        out = tmp_path_factory.mktemp("ranks") / str(ranks)
+        with contextlib.chdir(reader):
+            words = ("train", "dlrmv4_small", "--out", out, "--train.steps", 10, *flags)
+            done = run_trainer(*words, ranks=ranks * (ranks > 1))
+        assert done.returncode == 0, done.stderr
+        found[ranks] = losses(out)
+    return found
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_first_losses_are_the_same_on_any_number_of_ranks(reader, tmp_path, ranks):
-    flags = ("--data.segments.most", "2", "--report.interval_steps", "1")
-    with contextlib.chdir(reader):
-        for number in (1, ranks):
-            words = ("train", "dlrmv4_small", "--out", tmp_path / str(number), *flags)
-            done = run_trainer(*words, ranks=number * (number > 1))
-            assert done.returncode == 0, done.stderr
-    alone, together = (losses(tmp_path / str(number))[:10] for number in (1, ranks))
-    assert len(alone) == 10
-    assert together == pytest.approx(alone, rel=1e-6)
+def test_the_first_losses_are_the_same_on_any_number_of_ranks(first_losses, ranks):
+    assert len(first_losses[1]) == 10
+    assert first_losses[ranks] == pytest.approx(first_losses[1], rel=1e-6)

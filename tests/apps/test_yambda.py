@@ -153,6 +153,7 @@ def test_histories_gathered_from_the_log_are_those_that_are_written(converted, t
         lists_of([f"{folder}/train", f"{folder}/test"], lists, of) for folder, of in ((tmp_path, history), (out, {}))
     )
     assert gathered == written
+    assert json.loads((tmp_path / "log/log.json").read_text())["source"] == source
     assert "items_before" not in rows_of(tmp_path / "test/000.parquet")[0]
 
 

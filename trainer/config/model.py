@@ -129,7 +129,7 @@ class ModelConfig(Section):
     """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating; their
     weights, such as the seconds that the user spent, multiply the embeddings. In dlrm_hstu, one feature of pooling raw
     whose numbers are sums of bits, one for each kind of action."""
-    action_bits: pydantic.PositiveInt = 3
+    action_bits: int = pydantic.Field(default=3, ge=1, le=31)
     """Bits of the actions of dlrm_hstu, such as 3 for the numbers up to 7: heard is 1, liked 2 and skipped 4."""
     history_attributes: list[str] = []
     """Sparse features, of pooling none, with attributes of each item of dlrm_hstu's history, such as its artist."""

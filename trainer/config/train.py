@@ -229,7 +229,7 @@ class ProfileConfig(Section):
 class MlperfLogConfig(Section):
     """MLPerf's log lines in RUN_DIR/mlperf.log. They need data.validation and train.stop_early.target."""
 
-    organization: Annotated[str | None, MayChange] = None
+    organization: Annotated[str | None, MayChange, pydantic.Field(min_length=1)] = None
     """Who submits. Unset: no such log."""
     benchmark: Annotated[str, MayChange] = "dlrmv4"
     """The benchmark, as the rules name it."""
@@ -237,6 +237,17 @@ class MlperfLogConfig(Section):
     """The division of the rules."""
     platform: Annotated[str | None, MayChange] = None
     """The system. Unset: the number of ranks and their device."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        given = self.model_dump(exclude_defaults=True)
+        for key, value in given.items():
+            if self.organization is None:
+                raise InputError(
+                    f"report.mlperf_log.{key} is '{value}', but report.mlperf_log.organization is not set, so that "
+                    "there is no such log; name who submits, or leave it out"
+                )
+        return self
 
 
 class ReportConfig(Section):

@@ -79,12 +79,14 @@ class DataSetWriter:
     def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
         self.out, self._beside = out.rstrip("/"), beside
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
+        if not self.out:
+            raise InputError(f"--out is '{out}'; name a directory, any fsspec URL")
         with named("--out", out):
             self._fs, self._root = open_storage(self.out)
             self._check_settings()
             for split in SPLITS:
                 self._fs.makedirs(f"{self._root}/{split}")
-            self._write_json("settings.json", self.settings)
+            self.write_json("settings.json", self.settings)
 
     def counts(self, split: str, part: str) -> dict[str, int] | None:
         """Returns the numbers recorded in a file, None if there is no file."""
@@ -140,7 +142,7 @@ class DataSetWriter:
         for split in SPLITS:
             for left in self._fs.glob(f"{self._path(split, '*')}.*.partial"):
                 self._fs.rm(left)
-        self._write_json("summary.json", summary)
+        self.write_json("summary.json", summary)
         return summary
 
     def _path(self, split: str, part: str) -> str:
@@ -169,7 +171,8 @@ class DataSetWriter:
                     f"{json.dumps(self.settings.get(key))}; delete the directory, or name another one as --out"
                 )
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes JSON as `OUT/NAME`, in place of what is there."""
         self._fs.write(f"{self._root}/{name}", (json.dumps(value, indent=2) + "\n").encode())
 
 

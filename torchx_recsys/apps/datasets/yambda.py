@@ -17,19 +17,21 @@ import pyarrow.parquet as pq
 from torchx_recsys.apps.datasets.writer import DataSetWriter, print_summary
 from torchx_recsys.apps.datasets.yambda_generated import Generator, Planted
 from torchx_recsys.apps.datasets.yambda_samples import EVENTS, Rule, samples, table_of, with_attributes
-from torchx_recsys.apps.datasets.yambda_source import DAY, Log, Maps, open_database, read_log, read_maps
+from torchx_recsys.apps.datasets.yambda_source import DAY, Log, Maps, find_files, open_database, read_log, read_maps
 from torchx_recsys.apps.engines.database import Database
 from torchx_recsys.apps.sort_log.sort_log import sort_log
 from trainer.core.arrays import mix
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.secrets import without_secrets
+from trainer.data.history.log import MANIFEST
 
 GENERATED = "generated"
+SIZES_OF_FILES = ("50m", "500m")  # 5b is the default, of a generated log, too
 SHARES = 1 << 20  # steps of --other-users
 PUBLISHED_HISTORY = {"min_history": 4086, "among": 20_000, "per_kind": 1362}
 SMALL_HISTORY = {"min_history": 48, "among": 48, "per_kind": 48}
-LEAST = {"min_history": 0, "among": 1, "per_kind": 1, "train_days": 1}
+LEAST = {"min_history": 0, "among": 1, "per_kind": 1, "train_days": 1, "seed": 0}
 
 
 def yambda(
@@ -122,7 +124,14 @@ def yambda(
     given = {"min_history": min_history, "among": among, "per_kind": per_kind}
     history = {name: usual[name] if value is None else value for name, value in given.items()}
     other_users = (0.0 if source else 0.2) if other_users is None else other_users
-    _check(history | {"train_days": train_days}, other_users)
+    _check(history | {"train_days": train_days, "seed": seed}, other_users)
+    if not source and size in SIZES_OF_FILES:
+        raise InputError(
+            f"--size is {size}, which is read from Yambda's files; name their directory as --source, or leave it out "
+            "to generate a log"
+        )
+    if source:
+        find_files(source, size)  # before anything is written
     settings = {**history, "histories": histories, "train_days": train_days, "other_users": other_users, "seed": seed}
     settings |= {"source": without_secrets(source) if source else GENERATED, "size": size if source else GENERATED}
     rule, planted = Rule(**history, written=histories == "written"), None
@@ -143,9 +152,10 @@ def yambda(
         database.close()
         if not rule.written:
             log, columns = (str(folder / "events"),), ("item_id", "artist_id", "album_id", "action")
-            sort_log(
+            sorted_log = sort_log(
                 log, f"{out}/log", "uid", "timestamp", columns, memory_mib=memory_mib, threads=threads, overwrite=True
             )
+            data_set.write_json(f"log/{MANIFEST}", sorted_log | {"source": without_secrets(source)})
     about = {"split_rule": "windows of a day, in the order of time"} | about | (planted.limits() if planted else {})
     summary = data_set.commit(parts, about)
     below = {

@@ -19,6 +19,7 @@ EVENT_TYPES = ("listen", "like", "dislike", "unlike", "undislike")
 LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
 """The bits of an event's action. Dislikes, and likes and dislikes taken back, have none."""
 PLAYED = 50  # least percentage of a track that counts as a listen_plus
+MAPS = ("artist", "album")  # of items
 DAY, GAP, WEEK = 86_400, 1_800, 604_800
 ROWS = 1 << 20  # rows that are read at once
 MIB_PER_THREAD = 256
@@ -79,23 +80,41 @@ class Log:
         return columns | {"timestamp": columns["timestamp"] + self.shift}
 
 
+def find_files(source: str, size: str) -> tuple[Storage, list[str]]:
+    """Finds the files of a log, published as one and generated as one for each day, and checks that the maps are there.
+
+    Raises:
+        InputError: A file is missing.
+    """
+    fs, root = _opened(source)
+    path = f"{root}/flat/{size}/multi_event"
+    with named("--source", source):
+        files = [f"{path}.parquet"] if fs.isfile(f"{path}.parquet") else sorted(fs.glob(f"{path}/*.parquet"))
+        lacking = [one for one in MAPS if not fs.isfile(f"{root}/{one}_item_mapping.parquet")]
+    if not files:
+        raise InputError(
+            f"--source is '{without_secrets(source)}', which has no flat/{size}/multi_event.parquet; download it, or "
+            "name the size that is there as --size"
+        )
+    if lacking:
+        raise InputError(
+            f"--source is '{without_secrets(source)}', which has no {lacking[0]}_item_mapping.parquet; download it, too"
+        )
+    return fs, files
+
+
 def read_maps(source: str) -> Maps:
     """Reads which artist and which album each item is of. Of several rows of an item, the last one counts.
 
     Raises:
-        InputError: A file is missing or cannot be read.
+        InputError: A file cannot be read.
     """
-    return Maps(*(_read_map(source, name) for name in ("artist", "album")))
+    return Maps(*(_read_map(source, name) for name in MAPS))
 
 
 def _read_map(source: str, name: str) -> np.ndarray:
     fs, root = _opened(source)
-    path = f"{root}/{name}_item_mapping.parquet"
-    if not fs.isfile(path):
-        raise InputError(
-            f"--source is '{without_secrets(source)}', which has no {name}_item_mapping.parquet; download it, too"
-        )
-    table = pa.Table.from_batches(_batches(fs, path, ("item_id", f"{name}_id")))
+    table = pa.Table.from_batches(_batches(fs, f"{root}/{name}_item_mapping.parquet", ("item_id", f"{name}_id")))
     items, ids = (table[column].to_numpy().astype(np.int64) for column in table.column_names)
     found = np.zeros(items.max(initial=0) + 1, np.int32)
     # NumPy leaves open which of equal places is kept, so each item is written once.
@@ -116,15 +135,7 @@ def read_log(database: Database, source: str, size: str, train_days: int) -> Log
     Raises:
         InputError: A file is missing or cannot be read, or has other columns or events.
     """
-    fs, root = _opened(source)
-    path = f"{root}/flat/{size}/multi_event"
-    with named("--source", source):  # published as one file, generated as one for each day
-        files = [f"{path}.parquet"] if fs.isfile(f"{path}.parquet") else sorted(fs.glob(f"{path}/*.parquet"))
-    if not files:
-        raise InputError(
-            f"--source is '{without_secrets(source)}', which has no flat/{size}/multi_event.parquet; download it, or "
-            "name the size that is there as --size"
-        )
+    fs, files = find_files(source, size)
     types = "uid BIGINT, timestamp BIGINT, item_id BIGINT, is_organic TINYINT, action TINYINT, row BIGINT"
     database.run(f"CREATE TABLE log ({types})")
     rows = 0

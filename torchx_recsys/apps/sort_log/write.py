@@ -1,6 +1,5 @@
 """Writes a sorted log: columns grow in files of their own, and become one record batch at the end."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from torchx_recsys.apps.sort_log.digests import KEYS, Digests
 from torchx_recsys.apps.sort_log.events import Events
 from torchx_recsys.apps.sort_log.ties import Ties
 from trainer.core.errors import InputError
@@ -17,33 +17,6 @@ from trainer.rules.hashing import as_integers
 from trainer.rules.plain_types import offsets_of
 
 WIDE = pa.ipc.IpcWriteOptions(allow_64bit=True)  # a log may have more than 2^31 events
-
-
-class Digests:
-    """A digest of each column of events, in their order."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Any] = {}
-
-    def add(self, column: str, values: np.ndarray) -> None:
-        """Adds values of a column."""
-        self._of.setdefault(column, hashlib.blake2b(digest_size=16)).update(np.ascontiguousarray(values).view(np.uint8))
-
-    def fingerprint(self, types: Mapping[str, str], texts: Mapping[str, pa.Array]) -> str:
-        """Returns one text for all columns, their types and their texts."""
-        of_texts = {name: _digest_of(one.cast(pa.large_binary())) for name, one in texts.items()}
-        facts = [{name: one.hexdigest() for name, one in self._of.items()}, dict(types), of_texts]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _digest_of(texts: pa.Array) -> str:
-    """Returns a digest of texts in their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    if len(texts):
-        offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
-        digest.update(np.diff(offsets).tobytes())
-        digest.update(memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]])
-    return digest.hexdigest()
 
 
 class LogWriter:
@@ -78,7 +51,7 @@ class LogWriter:
         self._first, self._last = min(self._first, int(ticks.min())), max(self._last, int(ticks.max()))
         self.rows += len(keys)
         stays = None if self._last_of_earlier is None else ticks <= self._last_of_earlier
-        self._note("", keys, stays)
+        self._note(KEYS, keys, stays)
         timestamps = pa.int64() if self._events.times_are_integers else pa.timestamp(self._events.unit)
         self._append(self._events.time, times.cast(timestamps), stays)
         written = [

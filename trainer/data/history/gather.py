@@ -87,8 +87,8 @@ class Gatherer:
         parts = [self._lists(self._events(first[part], stop[part], now[part])) for part in self._parts(first, stop)]
         return {name: pa.chunked_array([part[name] for part in parts]) for name in self._config.columns}
 
-    def measure(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> "Measured":
-        """Returns what there is of samples in the log.
+    def measure(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> "EventCounts":
+        """Counts the events that there are of samples in the log.
 
         Args:
             users: The users of samples, `[R]`.
@@ -102,7 +102,7 @@ class Gatherer:
             (lists, *_) = self._lists(before).values()
             kept = np.diff(lists.offsets.to_numpy())
             found.append((stop[part] - first[part], before.stop - before.first, upto.stop - before.stop, kept))
-        return Measured(*map(np.concatenate, zip(*found, strict=True)))
+        return EventCounts(*map(np.concatenate, zip(*found, strict=True)))
 
     def _places(self, users: pa.Array, times: pa.Array, refuse: Refuse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns where the events of each sample's user begin and end in the log, and its time, `[R]` each."""
@@ -166,8 +166,8 @@ class Gatherer:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What there is of samples in a log, `[R]` each.
+class EventCounts:
+    """How many events of a log there are of each sample's user, `[R]` each.
 
     Attributes:
         known: Events of the user at any time.

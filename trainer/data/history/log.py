@@ -22,6 +22,7 @@ from trainer.core.storage import Storage, named, open_storage
 KEY = "data.history.log"
 MANIFEST, EVENTS, USERS = "log.json", "events.arrow", "users.arrow"
 VERSION = 1
+BLOCK_EVENTS = 1 << 20  # events whose users are written out at once
 NEAR_BYTES = 1 << 16  # ranges of bytes this near are read together: a request takes longer than the bytes between
 
 
@@ -139,6 +140,21 @@ class EventLog:
         begins[self._first] = True
         return np.flatnonzero((np.diff(times, prepend=times[:1]) < 0) & ~begins)
 
+    def blocks(self) -> Iterator[tuple[np.ndarray, pa.RecordBatch]]:
+        """Yields the keys of the users of events, and the events as they are stored, in blocks; of a mapped log."""
+        order = np.argsort(self._first, kind="stable")
+        begins, keys = self._first[order], self._keys[order]
+        follow_each_other = np.diff(begins, append=len(self._mapped)) == self._events[order]
+        keys = np.where(follow_each_other, keys, ~keys)  # events that are of two users or none have another's key
+        for start in range(0, len(self._mapped), BLOCK_EVENTS):
+            events = self._mapped.slice(start, BLOCK_EVENTS)
+            places = np.arange(start, start + len(events))
+            yield keys[np.searchsorted(begins, places, side="right") - 1], events
+
+    def read_texts(self) -> dict[str, pa.Array]:
+        """Returns the texts of the columns of text, by column."""
+        return {name: self._texts_of(name) for name in self.texts}
+
     @cached_property
     def _mapped(self) -> pa.RecordBatch:
         with _readable(self.name, EVENTS):
@@ -148,10 +164,13 @@ class EventLog:
         """Returns a column whose numbers stand for texts as a dictionary of them."""
         if name not in self.texts:
             return column
+        return pa.DictionaryArray.from_arrays(column, self._texts_of(name), safe=False)  # safe would read all of it
+
+    def _texts_of(self, name: str) -> pa.Array:
         if name not in self._texts:
             with _readable(self.name, self.texts[name]):
                 self._texts[name] = pa.ipc.open_file(self._opened(self.texts[name])).get_batch(0).column(0)
-        return pa.DictionaryArray.from_arrays(column, self._texts[name], safe=False)  # safe would read all of it
+        return self._texts[name]
 
     def _opened(self, file: str) -> pa.NativeFile:
         path = f"{self._path}/{file}"

@@ -9,6 +9,8 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaState, ReplicaStatus, Role, RoleStatus
 
+from schedulers.code.archive import UNPACKER
+from schedulers.code.workspace import in_status
 from schedulers.jobset import names, spec
 from schedulers.jobset.after import CANCELLED, WAITER
 from schedulers.jobset.names import ATTEMPT, INDEX
@@ -136,6 +138,7 @@ def _messages(
     for pod in pods.values():
         if pod["status"].get("phase") == "Succeeded" and (outcome := _termination(pod).get("message")):
             yield outcome.strip()
+    yield from in_status(jobset)
 
 
 def lacks_pods(jobset: Object, pods: Iterable[Object]) -> bool:
@@ -254,8 +257,10 @@ def _reason_and_message(condition: Object) -> str:
 
 
 def _termination(pod: Object) -> Object:
-    """Returns how the replica's container ended; a cluster may add other containers to the pod."""
-    return container_state(pod).get("terminated", {})
+    """Returns how the replica's container ended, or the one that unpacks its code; a cluster may add others."""
+    unpackers = (one for one in pod["status"].get("initContainerStatuses", ()) if one["name"] == UNPACKER)
+    unpacked = next((one.get("state", {}).get("terminated", {}) for one in unpackers), {})
+    return unpacked if unpacked.get("exitCode") else container_state(pod).get("terminated", {})
 
 
 def container_state(pod: Object) -> Object:

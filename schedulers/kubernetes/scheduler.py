@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.schedulers.kubernetes_scheduler import KubernetesJob, KubernetesOpts, KubernetesScheduler
-from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal
+from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, CfgVal
 
 from schedulers import log_files
+from schedulers.code.workspace import CodeWorkspace, annotation, in_status, mount_archives
 from schedulers.contract import refuse_array, warn_of_ignored
 from schedulers.errors import SchedulerError, Unreachable
 from schedulers.jobset import log
@@ -32,11 +33,15 @@ DEFAULT_NAMESPACE = "default"
 CANCEL_ATTEMPTS, PAUSE_SECONDS = 10, 0.2
 
 
-class VolcanoScheduler(KubernetesScheduler):
+class VolcanoScheduler(CodeWorkspace, KubernetesScheduler):  # pyrefly: ignore[invalid-inheritance]
     """Runs an app as TorchX's own scheduler does, under the same options: a Volcano Job with a task for each replica.
 
     An app id is `NAMESPACE:NAME`.
     """
+
+    def builds_images(self) -> bool:
+        """Returns True: Docker builds workspaces that have a Dockerfile of TorchX's."""
+        return True
 
     def schedule(self, dryrun_info: AppDryRunInfo[KubernetesJob, KubernetesOpts]) -> str:
         """Pushes images that were built for the job, creates the Volcano Job, and returns the app id.
@@ -52,7 +57,7 @@ class VolcanoScheduler(KubernetesScheduler):
         return f"{namespace}:{created['metadata']['name']}"
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Returns the status of a job by a few calls for any number of replicas; some of them read a log's end."""
+        """Returns the status of a job by two calls for any number of replicas, a few more while it waits or runs."""
         cluster, name = self._find(app_id)
         job = cluster.job(name)
         if job is None:
@@ -60,8 +65,9 @@ class VolcanoScheduler(KubernetesScheduler):
         pods = cluster.pods({status.INSTANCE_LABEL: name})
         reason = _why_pending(cluster, job, pods) if status.app_state(job) == AppState.PENDING else ""
         answer = status.describe(app_id, job, pods, reason)
-        if answer.state == AppState.RUNNING and (training := log.progress(cluster, pods)):
-            answer.msg = "; ".join(filter(None, [training.in_words(), answer.msg]))
+        training = log.progress(cluster, pods) if answer.state == AppState.RUNNING else None
+        said = [training.in_words() if training else "", "" if answer.msg == NONE else answer.msg, *in_status(job)]
+        answer.msg = "; ".join(filter(None, said)) or NONE
         return answer
 
     def progress(self, app_id: str) -> TrainingProgress | None:
@@ -110,6 +116,11 @@ class VolcanoScheduler(KubernetesScheduler):
         handle = f"{BACKEND}://{self.session_name}/{namespace}:{info.request.resource['metadata']['name']}"
         info.request.resource = spec.mended(info.request.resource, app, handle)
         spec.check_names(info.request.resource, app)
+        shipments = info.request.images_to_push.values()
+        mount_archives(shipments, [task["template"] for task in info.request.resource["spec"]["tasks"]])
+        if noted := annotation(shipments):
+            metadata = info.request.resource["metadata"]
+            metadata["annotations"] = (metadata.get("annotations") or {}) | noted
         if cfg.validate_spec:
             self._validate_request(info.request.resource, namespace)
         return info

@@ -80,6 +80,7 @@ class Cluster:
         self.nodes = Nodes(self)
         self._version = 0
         self._stopping = False
+        self._error: Exception | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"cluster": self}))
         self._server.daemon_threads = True
         serve = threading.Thread(target=self._server.serve_forever, args=(0.05,))
@@ -134,13 +135,19 @@ class Cluster:
     def wait_for(self, condition: Callable[[], object], seconds: float = 600) -> object:
         """Waits until a condition holds and returns its value."""
         with self.changed:
-            assert self.changed.wait_for(condition, timeout=seconds), "the cluster did not get there"
+            assert self.changed.wait_for(lambda: self._error or condition(), seconds), "the cluster did not get there"
+            if self._error:
+                raise self._error
             return condition()
 
     def _control(self) -> None:
-        while not self._stopping:
+        while not self._stopping and not self._error:
             with self.changed:
-                kube_controllers.reconcile(self)
+                try:
+                    kube_controllers.reconcile(self)
+                except Exception as error:  # the test is to end with it
+                    self._error = error
+                    self.changed.notify_all()
                 self.changed.wait(timeout=0.2)
 
     def post(self, kind: str, namespace: str, resource: dict, dry_run: bool = False) -> dict:

@@ -39,7 +39,8 @@ MAY_IMPORT = {
         *("trainer.config.root", "trainer.core.distributed"),
         *(f"trainer.training.{name}" for name in ("epochs", "loss_scale", "sharded_model", "step")),
     },
-    "torchx_recsys": {"trainer", "torchx_recsys.apps"},  # the public names
+    # The public names, and the tracker of TorchX.
+    "torchx_recsys": {"trainer", "torchx_recsys.apps", "schedulers.job_records"},
     "torchx_recsys.apps": {"trainer", "torchx_recsys.planner"},
     "trainer": {"torchx_recsys.planner"},
     "torchx_recsys.planner": set(),

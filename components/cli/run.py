@@ -28,6 +28,7 @@ from components.cli.words import complete_words, flags_of, parse_all
 from components.cli.workspaces import tell_ignored_workspace
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
+from schedulers.job_records import remember
 from schedulers.queue_room import when_there_is_room
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 from trainer.core.secrets import without_secrets
@@ -173,13 +174,13 @@ def one_for_each_seed(args: TorchXRunArgs) -> list[TorchXRunArgs]:
 
 
 def _wait_for_room(runner: Runner) -> None:
-    """Makes a runner submit each job as soon as there is room for it."""
+    """Makes a runner submit each job as soon as there is room for it, and record it for `torchx tracker`."""
     schedule = runner.schedule
 
     def say(line: str) -> None:
         print(f"torchx run: {line}", file=sys.stderr, flush=True)
 
-    runner.schedule = lambda dryrun_info: when_there_is_room(lambda: schedule(dryrun_info), say)
+    runner.schedule = lambda dryrun_info: remember(when_there_is_room(lambda: schedule(dryrun_info), say), dryrun_info)
 
 
 def hide_credentials(runner: Runner) -> None:

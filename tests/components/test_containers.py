@@ -52,8 +52,7 @@ def test_a_workspace_that_docker_cannot_build_is_left_out_with_a_line(torchx, op
             "torchx run: error: --workspace /usr: must be a dir",
         ),
         (("list", "-s", "local_docker"), f"torchx list: error: {NO_DAEMON}"),
-        (("tracker", "list", "jobs"), "torchx tracker: error: no tracker is configured: a line"),
-        (("tracker", "list", "metadata", "x"), "torchx tracker: error: no tracker is configured: a line"),
+        (("tracker", "list", "metadata", "x"), "torchx tracker: error: no such run: x; `torchx tracker list jobs`"),
     ],
 )
 def test_what_is_missing_is_one_line(torchx, words, line):

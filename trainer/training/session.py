@@ -127,7 +127,11 @@ class Session:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
-            counts |= self._rates(step) if self.reporter.due(step) else {}
+            self.view._outputs[:] = [] if result.skipped else result.outputs
+            if self.reporter.due(step):
+                counts |= self._rates(step)
+                for watcher in self.claimed.watchers:
+                    counts |= watcher.numbers(self.view, step)
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step) and result.gradient_norm is None:  # clipping would have reported it
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))

@@ -144,6 +144,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 _weights=model.weights,
                 _curves=lambda: evaluator.calibration_curves,
                 _stop=stop_request,
+                _gradients=model.optimizers.gradients,
             ),
             stop_request=stop_request,
             batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),

@@ -1,4 +1,4 @@
-"""Checks for TorchX's own container schedulers, which assume a Docker daemon, and in a dry run a reachable cluster."""
+"""Checks for schedulers of containers: workspaces that need a Docker daemon, and the pods of dry runs."""
 
 import sys
 from collections.abc import Callable
@@ -9,12 +9,13 @@ from typing import Any
 from torchx.cli.cmd_run import TorchXRunArgs
 from torchx.runner import Runner
 from torchx.runner.config import get_configs
-from torchx.specs import AppDef, AppDryRunInfo
+from torchx.schedulers.api import Scheduler
+from torchx.specs import AppDef, AppDryRunInfo, Workspace
 from torchx.workspace.docker_workspace import DockerWorkspaceMixin
 
 from components.launch import ArgumentError
+from schedulers.code.workspace import CodeWorkspace, way_of, would_be_shipped
 from schedulers.contract import warn_of_ignored
-from schedulers.jobset.cluster import unreachable
 from schedulers.pod_schema import check_pods
 
 DOCKER_SECONDS = 10
@@ -29,15 +30,12 @@ def without_workspace_that_cannot_be_built(runner: Runner, args: TorchXRunArgs) 
     Raises:
         ArgumentError: The workspace was requested by a flag.
     """
-    if not args.workspace or not isinstance(runner._scheduler(args.scheduler), DockerWorkspaceMixin):
-        return args
-    missing = _missing_repository(args) or docker_problem()
+    scheduler = runner._scheduler(args.scheduler)
+    missing = _why_not_shipped(scheduler, args) if args.workspace else ""
     if not missing:
         return args
     if args.workspace != str(Path.cwd()) or get_configs("cli", "run").get("workspace"):
-        allowed = (
-            f"a directory that Docker can build into the image; {missing}; --workspace '' takes the image as it is"
-        )
+        allowed = f"a directory that can come into the image; {missing}; --workspace '' takes the image as it is"
         raise ArgumentError("--workspace", args.workspace, allowed)
     _say(f"{args.workspace} is not built into the image, which is taken as it is: {missing}")
     return replace(args, workspace="")
@@ -58,24 +56,20 @@ def docker_line(error: Exception) -> str:
     """Returns an error of the Docker client in one line; empty for any other."""
     if not type(error).__module__.startswith("docker."):
         return ""
+    if explanation := getattr(error, "explanation", None):  # the daemon has answered
+        return f"Docker: {' '.join(str(explanation).split())}"
     return f"Docker: {' '.join(str(error).split())}; is its daemon running? DOCKER_HOST names its socket"
 
 
-def ask_no_missing_cluster(args: TorchXRunArgs) -> TorchXRunArgs:
-    """Returns the arguments of a dry run, which works without a cluster if none answers."""
-    if args.scheduler != "kubernetes" or args.scheduler_cfg.get("validate_spec") is False or not (why := unreachable()):
-        return args
-    _say(f"no cluster validates the request: {why}")
-    return replace(args, scheduler_cfg=args.scheduler_cfg | {"validate_spec": False})
-
-
 def check_requests(runner: Runner, scheduler: str) -> None:
-    """Makes all dry runs check the pods of their requests, and print the schema that they were checked against."""
+    """Makes all dry runs check the pods of their requests, and print the schema of the check and what would be sent."""
     dryrun: Callable[..., AppDryRunInfo] = runner.dryrun
 
     def checked(*words: Any, **options: Any) -> AppDryRunInfo:
         info = dryrun(*words, **options)
         _say(check_pods(info.request.resource))
+        for line in would_be_shipped(info.request):
+            _say(line)
         return info
 
     if scheduler in ON_CLUSTERS:
@@ -94,9 +88,15 @@ def warn_of_what_docker_ignores(runner: Runner, scheduler: str) -> None:
         runner.dryrun = warned
 
 
-def _missing_repository(args: TorchXRunArgs) -> str:
-    remote = args.scheduler in ON_CLUSTERS and not args.scheduler_cfg.get("image_repo")
-    return "no -cfg image_repo names where the cluster would pull it from" if remote else ""
+def _why_not_shipped(scheduler: Scheduler, args: TorchXRunArgs) -> str:
+    """Returns why a workspace cannot reach the containers of a job; empty if it can, or if there are none."""
+    if isinstance(scheduler, CodeWorkspace):
+        way = way_of(args.scheduler_cfg)
+        if way is None:
+            return "neither -cfg image_repo nor -cfg code says how it would reach the pods"
+        if not scheduler.needs_build(Workspace.from_str(args.workspace), way):
+            return ""
+    return docker_problem() if isinstance(scheduler, DockerWorkspaceMixin) else ""
 
 
 def _say(line: str) -> None:

@@ -24,7 +24,7 @@ from torchx.schedulers.api import ListAppResponse, Scheduler
 from torchx.specs import NONE, AppDef, AppState, AppStatus, parse_app_handle
 from torchx.specs.api import is_started
 
-from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line, require_job
 from components.cli.defaults import check_options, check_sections
 from components.cli.ending import with_plain_error
 from schedulers.errors import SchedulerError
@@ -51,7 +51,6 @@ class Log(CmdLog):
         *words, role, replicas = (*args.identifier.split("/"), None, None)[:6]
         handle = "/".join(map(str, words))
         with errors_in_one_line("torchx log"):
-            check_handle(handle)
             with get_runner() as runner:
                 status = require_job(runner, handle, "torchx log")
                 wanted = [args.identifier]
@@ -176,7 +175,6 @@ def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCo
         def run(self, args: argparse.Namespace) -> None:
             """Runs the command."""
             with errors_in_one_line(f"torchx {name}"):
-                check_handle(getattr(args, "app_handle", ""))
                 super().run(args)
 
     return Command

@@ -15,9 +15,8 @@ from torchx.runner import Runner
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 
-from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line, require_options
 from components.cli.containers import (
-    ask_no_missing_cluster,
     check_requests,
     warn_of_what_docker_ignores,
     without_workspace_that_cannot_be_built,
@@ -71,6 +70,7 @@ class Run(CmdRun):
         )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
+        require_options(runner, args.scheduler, args.scheduler_cfg)
         tell_ignored_workspace(runner, args)
         args = without_workspace_that_cannot_be_built(runner, args)
         warn_of_what_docker_ignores(runner, args.scheduler)
@@ -95,7 +95,7 @@ class Run(CmdRun):
     ) -> None:
         hide_credentials(runner)
         check_requests(runner, args.scheduler)
-        super()._dryrun(runner, ask_no_missing_cluster(args), component_args, json_output)
+        super()._dryrun(runner, args, component_args, json_output)
 
     def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
         status = super()._wait(runner, app_handle, log, tee_logs)

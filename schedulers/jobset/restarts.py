@@ -58,12 +58,17 @@ def failure_policy(max_retries: int) -> dict[str, Any]:
     }
 
 
-def pod_failure_policy(container: str) -> dict[str, Any]:
-    """Returns the Job's policy, which ends it with the reason PodFailurePolicy and a message with the exit code."""
-    codes = {"containerName": container, "operator": "In", "values": sorted((*FINAL, STOPPED))}
+def pod_failure_policy(container: str, *before: str) -> dict[str, Any]:
+    """Returns the Job's policy, which ends it with the reason PodFailurePolicy and a message with the exit code.
+
+    Args:
+        container: The container of the replica.
+        before: Init containers that end as it does.
+    """
+    codes = {"operator": "In", "values": sorted((*FINAL, STOPPED))}
     return {
         "rules": [
-            {"action": "FailJob", "onExitCodes": codes},
+            *({"action": "FailJob", "onExitCodes": {"containerName": name, **codes}} for name in (container, *before)),
             {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         ]
     }

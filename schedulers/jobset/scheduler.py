@@ -10,6 +10,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, runopts
 
 from schedulers import log_files
+from schedulers.code.workspace import CodeWorkspace
 from schedulers.contract import refuse_array, warn_of_ignored
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log, names, spec, status
@@ -25,7 +26,7 @@ from trainer.core.progress import TrainingProgress
 BACKEND = "jobset"
 
 
-class JobSetScheduler(Scheduler[JobSetOpts]):
+class JobSetScheduler(CodeWorkspace, Scheduler[JobSetOpts]):
     """Runs an app as a JobSet: an Indexed Job for each role, a headless service, restarts of the whole job.
 
     An app id is `NAMESPACE:NAME`, or `CONTEXT:NAMESPACE:NAME` if the job was submitted to a context by name: that is
@@ -44,6 +45,7 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         """
         request: JobSetRequest = dryrun_info.request
         outstanding(predecessors_of(request.resource), self._look)
+        self.push_images(request.images_to_push)
         metadata = request.resource["metadata"]
         self._cluster(request.context, metadata["namespace"]).create(request.resource)
         return _app_id(request.context, metadata)
@@ -123,7 +125,8 @@ class JobSetScheduler(Scheduler[JobSetOpts]):
         name = unique_name(app, [WAITER] if own_predecessors(cfg) else [])
         app_id = _app_id(cfg.context, {"namespace": cfg.namespace, "name": name})
         job = Submission(app, cfg, name, f"{self.backend}://{self.session_name}/{app_id}")
-        return AppDryRunInfo(JobSetRequest(cfg.context, spec.jobset(job)), str)
+        shipments = self.dryrun_push_images(app, {})
+        return AppDryRunInfo(JobSetRequest(cfg.context, spec.jobset(job, shipments.values()), shipments), str)
 
     def _run_opts(self) -> runopts:
         return JobSetOpts.as_runopts()

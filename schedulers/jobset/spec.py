@@ -1,12 +1,14 @@
 """Renders an app as a JobSet."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from torchx.specs import Role
 
+from schedulers.code import workspace
+from schedulers.code.archive import UNPACKER
 from schedulers.jobset import after, pod
 from schedulers.jobset.names import (
     GROUP,
@@ -24,10 +26,11 @@ from schedulers.predecessors import Predecessor
 
 @dataclass
 class JobSetRequest:
-    """A JobSet to be created, and the context of its cluster."""
+    """A JobSet to be created, the context of its cluster, and the code that is sent before."""
 
     context: str | None
     resource: dict[str, Any]
+    images_to_push: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return yaml.dump(self.resource, Dumper=_Dumper, sort_keys=False, width=120)
@@ -44,10 +47,16 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def jobset(job: Submission) -> dict[str, Any]:
-    """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica."""
+def jobset(job: Submission, shipments: Iterable[Any] = ()) -> dict[str, Any]:
+    """Returns the JobSet of a job: one Indexed Job for each role, one pod for each replica.
+
+    Args:
+        job: The job.
+        shipments: The code that is shipped for it.
+    """
     opts, roles = job.opts, job.app.roles
     templates = [pod.template(job, role) for role in roles]
+    workspace.mount_archives(shipments, templates)
     waits_for = after.own_predecessors(opts)
     jobs = [*map(_replicated_job, roles, templates)]
     if waits_for:
@@ -67,7 +76,7 @@ def jobset(job: Submission) -> dict[str, Any]:
             "name": job.name,
             "namespace": opts.namespace,
             "labels": _labels(job),
-            **_annotations(job, waits_for),
+            **_annotations(job, waits_for, shipments),
         },
         "spec": spec,
     }
@@ -79,8 +88,8 @@ def _labels(job: Submission) -> dict[str, str]:
     return named | {key: value for key, value in queue.items() if value}
 
 
-def _annotations(job: Submission, waits_for: list[Predecessor]) -> dict[str, dict[str, str]]:
-    noted = (job.opts.annotations or {}) | after.annotation(waits_for)
+def _annotations(job: Submission, waits_for: list[Predecessor], shipments: Iterable[Any]) -> dict[str, dict[str, str]]:
+    noted = (job.opts.annotations or {}) | after.annotation(waits_for) | workspace.annotation(shipments)
     return {"annotations": noted} if noted else {}
 
 
@@ -91,10 +100,14 @@ def _replicated_job(role: Role, template: dict[str, Any]) -> dict[str, Any]:
         "completions": role.num_replicas,
         "parallelism": role.num_replicas,
         "backoffLimit": 0,
-        "podFailurePolicy": pod_failure_policy(name),
+        "podFailurePolicy": pod_failure_policy(name, *(one["name"] for one in _unpackers(template))),
         "template": template,
     }
     return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+
+def _unpackers(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in template["spec"].get("initContainers", ()) if one["name"] == UNPACKER]
 
 
 def roles(resource: Mapping[str, Any]) -> list[Role]:

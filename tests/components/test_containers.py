@@ -1,4 +1,4 @@
-"""What TorchX's own schedulers of containers take for granted, Docker and a cluster, where neither is there."""
+"""What schedulers of containers need, Docker and a cluster, where neither is there."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from schedulers.slurm import scheduler as slurm
 JOB = ("dlrm.multi_node", "-j", "2x2", "--config", "c.toml", "--image", "trainer:1")
 NOWHERE = {"DOCKER_HOST": "unix:///nowhere/docker.sock", "KUBECONFIG": "/nowhere/kubeconfig"}
 NO_DAEMON = "Docker: Error while fetching server API version"
-NO_CLUSTER = "torchx run: no cluster validates the request: no Kubernetes cluster: "
+NO_CLUSTER = "no cluster validates the request: no Kubernetes cluster: "
 CHECKED = "torchx run: the pods of the request are valid for the schema of Kubernetes "
 
 
@@ -29,15 +29,15 @@ def test_a_dry_run_needs_neither_docker_nor_a_cluster(torchx):
     done = torchx("run", "-s", "kubernetes", "-cfg", "queue=q", "--dryrun", *JOB, **NOWHERE)
     assert done.returncode == 0, done.stderr
     workspace, cluster, pods = last_lines(done, 3)
-    assert "is not built into the image, which is taken as it is: no -cfg image_repo" in workspace
-    assert cluster.startswith(NO_CLUSTER)
+    assert "is not built into the image, which is taken as it is: neither -cfg image_repo nor -cfg code" in workspace
+    assert NO_CLUSTER in cluster
     assert pods.startswith(CHECKED)
 
 
-@pytest.mark.parametrize("options", ["queue=q,image_repo=here/trainer", ""])
-def test_a_workspace_that_docker_cannot_build_is_left_out_with_a_line(torchx, options):
-    scheduler = ("-s", "kubernetes", "-cfg", options) if options else ("-s", "local_docker")
-    done = torchx("run", *scheduler, "--dryrun", *JOB, **NOWHERE)
+@pytest.mark.parametrize("scheduler", [("kubernetes", "-cfg", "queue=q,image_repo=here/trainer"), ("local_docker",)])
+def test_a_workspace_that_docker_cannot_build_is_left_out_with_a_line(torchx, scheduler, tmp_path):
+    (tmp_path / "Dockerfile.torchx").write_text("FROM trainer:1\n")  # no layer replaces it
+    done = torchx("run", "-s", *scheduler, "--dryrun", *JOB, **NOWHERE)
     assert done.returncode == 0, done.stderr
     assert f"is not built into the image, which is taken as it is: {NO_DAEMON}" in done.stderr
     assert "'trainer:1'" in done.stdout

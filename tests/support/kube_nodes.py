@@ -1,9 +1,10 @@
 """The nodes of the stand-in: each container is a process of this machine.
 
 Names in the cluster's DNS do not resolve here, so in the environment of every process the host of replica 0 becomes
-localhost and that of the API server the stand-in's; /dev/termination-log becomes a file of the container's own, and the
-folder of the ServiceAccount one with a token. Nothing else is changed, isolated or limited;
-volumes are not mounted.
+localhost and that of the API server the stand-in's; /dev/termination-log becomes a file of the container's own, the
+folder of the ServiceAccount one with a token, and a volume for code one of the pod's own. Of an image whose name has a
+digest, the last layer is pulled from its registry and is the directory of the container. Nothing else is changed,
+isolated or limited; other volumes are not mounted.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import last_layer
 
 TERMINATION_LOG = "/dev/termination-log"
 API_SERVER, ACCOUNT = "https://kubernetes.default.svc", "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -67,10 +70,31 @@ class Nodes:
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [_container_status(each, running) for each in _by_name(pod)],
         }
+        if not self._prepare(pod):
+            return
         started = {each["name"]: self._process(pod, each) for each in pod["spec"]["containers"]}
         self._containers[pod["metadata"]["uid"]] = started
         for name, container in started.items():
             threading.Thread(target=self._watch, args=(pod, name, container)).start()
+
+    def _prepare(self, pod: dict) -> bool:
+        """Runs the init containers, while the cluster waits; returns whether all succeeded."""
+        for each in pod["spec"].get("initContainers", ()):
+            container = self._process(pod, each)
+            output, _ = container.process.communicate()
+            code = container.process.returncode
+            terminated = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}
+            if code:
+                terminated["message"] = container.last_words.read_text() or output.decode()[-2048:]
+            status = _container_status(each, {"terminated": terminated})
+            pod["status"].setdefault("initContainerStatuses", []).append(status)
+            if code:
+                self._containers[pod["metadata"]["uid"]] = {}
+                waiting = {"waiting": {"reason": "PodInitializing"}}
+                pod["status"]["containerStatuses"] = [_container_status(one, waiting) for one in _by_name(pod)]
+                pod["status"] |= {"phase": "Failed", "conditions": []}
+                return False
+        return True
 
     def _process(self, pod: dict, container: dict) -> Container:
         words = [*container.get("command", ()), *container.get("args", ())]
@@ -79,14 +103,15 @@ class Nodes:
         last_words = folder / "termination-log"
         last_words.touch()
         variables = _environment(pod, container)
+        places, directory = self._code(pod, container, variables)
         process = subprocess.Popen(
-            [_expand(word, variables) for word in words],
-            cwd=self._cluster.image,
+            [_moved(_expand(word, variables), places) for word in words],
+            cwd=directory,
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(folder),
                 "CUDA_VISIBLE_DEVICES": "",
-                **{name: self._local(name, value, last_words) for name, value in variables.items()},
+                **{name: self._local(name, _moved(value, places), last_words) for name, value in variables.items()},
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -94,6 +119,21 @@ class Nodes:
             start_new_session=True,
         )
         return Container(process, last_words)
+
+    def _code(self, pod: dict, container: dict, variables: dict[str, str]) -> tuple[dict[str, str], Path]:
+        """Where the code of a container is on this machine, by its place in the container; and its directory."""
+        mine = self._cluster.folder / pod["metadata"]["uid"]
+        if "@sha256:" in container["image"]:
+            config = last_layer.pull(container["image"], mine)
+            variables |= {name: value for name, value in config["Env"].items() if name == "PYTHONPATH"} | variables
+            return {config["WorkingDir"]: str(mine / config["WorkingDir"][1:])}, mine / config["WorkingDir"][1:]
+        mounts = [one["mountPath"] for one in container.get("volumeMounts", ()) if one["name"] == "torchx-code"]
+        for place in mounts:
+            (mine / place[1:]).mkdir(exist_ok=True)
+        directory = container.get("workingDir")
+        return {place: str(mine / place[1:]) for place in mounts}, mine / directory[
+            1:
+        ] if directory else self._cluster.image
 
     def _local(self, name: str, value: str, last_words: Path) -> str:
         if HOSTS.fullmatch(name):
@@ -173,9 +213,9 @@ class Nodes:
         self._cluster.store(pod)
 
     def log(self, pod: dict, query: dict[str, str]) -> Iterator[bytes] | None:
-        """The lines of a container that ran, None of one that did not."""
+        """The lines of a container that ran; None if it did not."""
         containers = self._containers.get(pod["metadata"]["uid"])
-        if containers is None:
+        if not containers:
             return None
         container = containers[query.get("container", next(iter(containers)))]
         return self._lines(container, query)
@@ -209,6 +249,12 @@ class Nodes:
         for containers in self._containers.values():
             for container in containers.values():
                 _kill(container, signal.SIGKILL)
+
+
+def _moved(text: str, places: dict[str, str]) -> str:
+    for there, here in places.items():
+        text = text.replace(there, here)
+    return text
 
 
 def _is_set(query: dict[str, str], flag: str) -> bool:

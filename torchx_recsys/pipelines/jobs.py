@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from torchx.runner import Runner
@@ -17,6 +18,7 @@ from torchx.util.types import none_throws
 from components.cli.base import check_scheduler_args
 from components.cli.defaults import cast, check_arguments, check_options
 from components.launch import ArgumentError
+from schedulers.code.workspace import way_of
 from schedulers.errors import MaybeSubmitted, SchedulerError
 from schedulers.job_records import remember
 from torchx_recsys.pipelines.record import Record, Submission
@@ -159,9 +161,8 @@ class Target:
             if after:
                 cfg["after"] = after
             apply(scheduler=self.scheduler, cfg=cfg)
-            return self._runner.dryrun_component(
-                job.component, job.words, self.scheduler, cfg=cfg, workspace=self._workspace
-            )
+            workspace = self._workspace or (str(Path.cwd()) if way_of(cfg) else None)
+            return self._runner.dryrun_component(job.component, job.words, self.scheduler, cfg=cfg, workspace=workspace)
         except (ArgumentError, SchedulerError, InvalidRunConfigException) as error:
             raise InputError(f"{job.key}: {error}") from error
 

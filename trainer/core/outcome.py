@@ -22,6 +22,8 @@ OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
 SAVED_STEP_VARIABLE = "TORCHX_SAVED_STEP"
 # The file for how far the job is (trainer/core/progress.py).
 PROGRESS_VARIABLE = "TORCHX_PROGRESS_FILE"
+# The digest of the code that the scheduler shipped for this job, if it did.
+CODE_VARIABLE = "TORCHX_RECSYS_CODE"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
 STOPPED_WORD = "stopped"  # first word of the line of a job that stopped on request
 SAVED_WORD = "saved"  # first word of the line of a job that has saved a checkpoint and continues
@@ -67,6 +69,11 @@ def saved_step(line: str) -> int:
 def step_saved_before() -> int:
     """Returns the steps done in the newest checkpoint of earlier attempts of this job; 0 if none is known."""
     return int(os.environ.get(SAVED_STEP_VARIABLE) or 0)
+
+
+def code_digest() -> str:
+    """Returns the digest of the code that was shipped for this job; empty if it runs what is installed."""
+    return os.environ.get(CODE_VARIABLE, "")
 
 
 def is_wrong_input(line: str) -> bool:

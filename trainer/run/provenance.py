@@ -10,6 +10,7 @@ import torch
 
 from torchx_recsys.planner.hardware import GIB
 from trainer.core.distributed import DistributedContext
+from trainer.core.outcome import code_digest
 from trainer.core.secrets import without_secrets
 from trainer.plan.topology import host_memory_bytes
 
@@ -24,6 +25,7 @@ def describe_run(context: DistributedContext, **facts: Any) -> dict[str, Any]:
         "local_world_size": context.local_world_size,
         "device": context.device.type,
         "rank_memory": _rank_memory(context),
+        **({"code": digest} if (digest := code_digest()) else {}),
         **facts,
     }
 

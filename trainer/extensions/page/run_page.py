@@ -165,4 +165,5 @@ def _shape(table: Mapping[str, Any]) -> str:
 
 def _environment(facts: Mapping[str, Any]) -> Table:
     versions = ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())
-    return [["command", without_secrets(facts.get("command", ""))], ["versions", versions]]
+    code = [["code", facts["code"]]] if "code" in facts else []
+    return [["command", without_secrets(facts.get("command", ""))], *code, ["versions", versions]]

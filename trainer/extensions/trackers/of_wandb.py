@@ -24,7 +24,7 @@ class WandbRun:
     """
 
     def __init__(self, config: TrackerConfig, key: str, sent: Sent, records: Records) -> None:
-        import wandb
+        import wandb  # pyrefly: ignore[missing-import]
 
         self.sent = sent
         # Nothing but what is sent here: no command line, no code, no figures of the machine, nothing of the console.

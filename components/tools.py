@@ -130,6 +130,26 @@ def segments(
     ...
 
 
+@program("track", cpu=1, memMB=1024)
+def track(
+    *args: str,
+    out: str,
+    trackers: list[str] | None = None,
+    export: str | None = None,
+) -> AppDef:
+    """Sends what the trackers of a run do not have yet, or a whole run to a tracker that has nothing of it.
+
+    Example: torchx run -s local_cwd tools.track --out runs/movielens --trackers mlflow
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer track`.
+        out: Run directory, a path or an fsspec URL.
+        trackers: Trackers, separated by commas; by default those of the run's report.trackers.
+        export: Export of the run that they are to name, a path or an fsspec URL.
+    """
+    ...
+
+
 @program("checkpoints", cpu=1, memMB=2048)
 def checkpoints(
     *args: str,

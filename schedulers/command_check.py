@@ -3,6 +3,8 @@
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from torchx.specs import Role, macros
@@ -13,9 +15,14 @@ from trainer.core.outcome import WRONG_INPUT, environment_of_child_job
 
 TRAINER = ["-m", "trainer"]
 SECONDS = 60  # time limit for reading a configuration from remote storage
+TIMED_OUT, NO_PROGRAM = 124, 127  # exit codes of `timeout` and of a shell
 
 
-def check_command(role: Role, folder: Path) -> None:
+Program = Callable[[list[str], dict[str, str]], tuple[int, str]]
+"""Runs a program with variables as the job would, and returns its exit code and what it wrote to stderr."""
+
+
+def check_command(role: Role, folder: Path, run: Program | None = None) -> None:
     """Refuses a role whose command the trainer refuses for its configuration, a key or a flag.
 
     The check runs the job's own `python`. Where that cannot run the trainer, nothing is refused.
@@ -23,6 +30,7 @@ def check_command(role: Role, folder: Path) -> None:
     Args:
         role: The role of a job.
         folder: The directory in which the job runs.
+        run: Runs the check; without it, that is done in the directory on this machine.
 
     Raises:
         SchedulerError: The command is wrong; the message is the trainer's.
@@ -31,17 +39,23 @@ def check_command(role: Role, folder: Path) -> None:
     words = _words_of_trainer([word for arg in filled.args for word in _split(arg)])
     if not words:
         return
-    command = ("python", "-P", *TRAINER, "--check", *words)
-    env = environment_of_child_job() | filled.env
-    try:
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
-    except FileNotFoundError:
-        return
-    except subprocess.TimeoutExpired:
+    command = ["python", "-P", *TRAINER, "--check", *words]
+    code, errors = (run or partial(_run_here, folder))(command, filled.env)
+    if code == TIMED_OUT:
         print(f"the command of the job was not checked: that took more than {SECONDS} s", file=sys.stderr)
-        return
-    if done.returncode == WRONG_INPUT:
-        raise SchedulerError(f"{done.stderr.strip().removeprefix('error: ')}; nothing was submitted")
+    elif code == WRONG_INPUT:
+        raise SchedulerError(f"{errors.strip().removeprefix('error: ')}; nothing was submitted")
+
+
+def _run_here(folder: Path, command: list[str], env: dict[str, str]) -> tuple[int, str]:
+    everything = environment_of_child_job() | env
+    try:
+        done = subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, timeout=SECONDS)
+    except FileNotFoundError:
+        return NO_PROGRAM, ""
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT, ""
+    return done.returncode, done.stderr
 
 
 def _split(arg: str) -> list[str]:

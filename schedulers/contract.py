@@ -13,6 +13,7 @@ from schedulers.errors import SchedulerError
 from trainer.core.outcome import (
     FINISHED_WORD,
     OUTCOME_VARIABLE,
+    PROGRESS_VARIABLE,
     SAVED_STEP_VARIABLE,
     SAVED_WORD,
     STOPPED,
@@ -20,6 +21,7 @@ from trainer.core.outcome import (
     WRONG_INPUT,
     WRONG_INPUT_WORDS,
 )
+from trainer.core.progress import PROGRESS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ def assignments(**values: object) -> str:
 # Prepended to every script that runs a job, so that trainer/core/outcome.py stays the only source.
 SHELL_CONTRACT = assignments(
     outcome_variable=OUTCOME_VARIABLE,
+    progress_variable=PROGRESS_VARIABLE,
+    progress_name=PROGRESS_FILE,
     saved_step_variable=SAVED_STEP_VARIABLE,
     rank0_variable=RANK0_HOST,
     finished_word=FINISHED_WORD,

@@ -5,6 +5,10 @@ class SchedulerError(Exception):
     """A scheduler refused a request or cannot be reached; the message is one line that names the remedy."""
 
 
+class Unreachable(SchedulerError):
+    """A scheduler cannot be reached."""
+
+
 class MaybeSubmitted(SchedulerError):
     """A scheduler did not answer a submission, and may still start the job."""
 

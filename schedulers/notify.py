@@ -1,6 +1,6 @@
 """Notifies people of the end of a job, through Apprise: mail, Slack, Teams, webhooks and a hundred more.
 
-A small job that waits for the other sends the message: `python -P -m schedulers.notify HANDLE NAME TAG ...`. It is
+A small job that waits for the other sends the message: `python -P -m schedulers.notify ID HANDLE NAME TAG ...`. It is
 a separate job because everything that runs a job can be lost with it: ranks and supervisors are killed, nodes lose
 power. It never restarts, so a message is sent at most once.
 
@@ -22,12 +22,13 @@ from torchx.specs.api import is_terminal
 
 from schedulers.errors import SchedulerError
 from schedulers.first_error import error_message
-from trainer.core.outcome import FAILED
+from trainer.core.outcome import FAILED, WRONG_INPUT
 from trainer.core.secrets import without_secrets
 
 if TYPE_CHECKING:
     from apprise import Apprise
 
+CHECK = "--check"  # in place of a job: whether the tags have recipients
 SEND_SECONDS = 10  # time limit for a server to answer
 # Slurm starts the jobs that wait for a job while it still lists that job as COMPLETING.
 SETTLE_SECONDS = 60
@@ -65,15 +66,16 @@ def check_tags(tags: Sequence[str]) -> None:
             raise SchedulerError(f"-cfg notify={tag}: no such tag in the configuration of Apprise ({files})")
 
 
-def notifier(handle: str, name: str, tags: Sequence[str]) -> AppDef:
+def notifier(handle: str, name: str, tags: Sequence[str], there: str = "") -> AppDef:
     """Returns the job that waits for another job and sends the message about its end.
 
     Args:
         handle: The handle of the other job.
         name: Its name.
         tags: Tags of Apprise's configuration.
+        there: Its handle where the notifier runs, if that is another.
     """
-    words = ["-P", "-m", "schedulers.notify", handle, name, *tags]
+    words = ["-P", "-m", "schedulers.notify", there or handle, handle, name, *tags]
     return AppDef("notify", [Role("notify", "", entrypoint="python", args=words, resource=Resource(1, 0, 256))])
 
 
@@ -88,13 +90,22 @@ def message(handle: str, name: str, status: AppStatus | None) -> tuple[str, str]
     return f"{name} {state}", without_secrets("\n".join([*lines, f"torchx log {handle}"]))
 
 
-def main(handle: str, name: str, *tags: str) -> None:
+def check(*tags: str) -> None:
+    """Ends with wrong input if a tag has no recipient."""
+    try:
+        check_tags(tags)
+    except SchedulerError as error:
+        print(error, file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+
+
+def main(there: str, handle: str, name: str, *tags: str) -> None:
     """Waits until a job has ended, and sends the message."""
     from torchx.runner import get_runner
 
     with get_runner() as runner:
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (status := runner.status(handle)) and not is_terminal(status.state) and time.monotonic() < deadline:
+        while (status := runner.status(there)) and not is_terminal(status.state) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
     title, text = message(handle, name, status)
     failure = f"could not tell {', '.join(tags)}: {title}"
@@ -130,4 +141,5 @@ def _client() -> "Apprise":
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _, first, *rest = sys.argv
+    check(*rest) if first == CHECK else main(first, *rest)

@@ -8,8 +8,6 @@ from schedulers.errors import SchedulerError
 
 # Names of TorchX's states, without TorchX, which a supervisor does not import.
 SUCCEEDED, ENDED = "SUCCEEDED", ("SUCCEEDED", "FAILED", "CANCELLED")
-# The trainer's console: "step 400/2,000  loss ...".
-STEP = re.compile(r"\bstep [\d,]+/[\d,]+")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Predecessor:
 
 
 Look = Callable[[str], tuple[str | None, str]]
-"""Returns the name of a job's state by the job's id, None if it is gone, and the end of its first replica's log."""
+"""Returns the name of a job's state by the job's id, None if it is gone, and how far the job is, if that is known."""
 
 
 def predecessors(backend: str, after: Sequence[str] | None, after_any: Sequence[str] | None) -> list[Predecessor]:
@@ -96,16 +94,10 @@ def waits_for(found: Sequence[Predecessor], look: Look) -> str:
     """Describes what a job waits for; empty if all of it is done."""
     waiting = []
     for one in found:
-        state, log = look(one.app_id)
+        state, how_far = look(one.app_id)
         if not one.is_done(state):
-            waiting.append(f"{one.handle} ({', '.join(filter(None, [state, step_of(log)]))})")
+            waiting.append(f"{one.handle} ({', '.join(filter(None, [state, how_far]))})")
     return f"waits for {', '.join(waiting)}" if waiting else ""
-
-
-def step_of(log: str) -> str:
-    """Returns a trainer's progress by its log, such as `step 400/2,000`; empty if the log shows none."""
-    steps = STEP.findall(log)
-    return steps[-1] if steps else ""
 
 
 def missed(found: Sequence[Predecessor], look: Look) -> str:

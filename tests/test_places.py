@@ -13,6 +13,7 @@ FREE_OF_TORCH = (
     *(
         "core.errors",
         "core.outcome",
+        "core.progress",
         "core.own_modules",
         "core.run_directory",
         "core.secrets",
@@ -38,7 +39,8 @@ MAY_IMPORT = {
         *("trainer.config.root", "trainer.core.distributed"),
         *(f"trainer.training.{name}" for name in ("epochs", "loss_scale", "sharded_model", "step")),
     },
-    "torchx_recsys": {"trainer", "torchx_recsys.apps"},  # the public names
+    # The public names, and the tracker of TorchX.
+    "torchx_recsys": {"trainer", "torchx_recsys.apps", "schedulers.job_records"},
     "torchx_recsys.apps": {"trainer", "torchx_recsys.planner"},
     "trainer": {"torchx_recsys.planner"},
     "torchx_recsys.planner": set(),
@@ -49,8 +51,11 @@ MAY_IMPORT = {
         *(f"trainer.{name}" for name in FREE_OF_TORCH),
     },
     "torchx_recsys.pipelines": {"components", "schedulers", *(f"trainer.{name}" for name in FREE_OF_TORCH)},
-    "components": {"schedulers", "trainer.core.errors", "trainer.core.outcome", "trainer.core.secrets"},
-    "schedulers": {"trainer.core.outcome", "trainer.core.secrets", "torchx_recsys.planner.hardware"},
+    "components": {"schedulers", *(f"trainer.core.{name}" for name in ("errors", "outcome", "progress", "secrets"))},
+    "schedulers": {
+        *("trainer.core.outcome", "trainer.core.progress", "trainer.core.secrets"),
+        "torchx_recsys.planner.hardware",
+    },
 }
 # The rooms of the trainer. Each may use those after it.
 ROOMS = [

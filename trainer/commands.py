@@ -95,6 +95,11 @@ COMMANDS = {
         "--out RUN_DIR: profile a few steps of a running job: traces, and where the time of a step goes.",
         "--out runs/movielens --steps 5",
     ),
+    "track": (
+        "torchx_recsys.apps.runs.track:track",
+        "--out RUN_DIR: send a run to MLflow or Weights & Biases, as far as they do not have it.",
+        "--out runs/movielens --trackers mlflow",
+    ),
     "tensorboard": (
         "torchx_recsys.apps.runs.tensorboard:tensorboard",
         "--logdir DIR: serve TensorBoard for one run directory or for a directory of them.",

@@ -4,7 +4,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from torchx.runner import Runner
 from torchx.runner.config import get_configs
 from torchx.schedulers import get_scheduler_factories
 from torchx.schedulers.local_scheduler import SignalException
-from torchx.specs import AppStatus, InvalidRunConfigException, UnknownSchedulerException
+from torchx.specs import AppStatus, CfgVal, InvalidRunConfigException, UnknownSchedulerException
 from torchx.specs.api import MalformedAppHandleException
 from torchx.util.types import to_dict
 
@@ -20,7 +20,6 @@ from components.cli.containers import docker_line
 from components.cli.defaults import DefaultsError, cast
 from components.launch import ArgumentError
 from schedulers.errors import SchedulerError
-from schedulers.jobset.cluster import error_line
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED, WRONG_INPUT
 
@@ -55,6 +54,18 @@ def check_scheduler_args(runner: Runner, args: argparse.Namespace) -> None:
         raise ArgumentError("-cfg", args.scheduler_args, allowed) from error
 
 
+def require_options(runner: Runner, scheduler: str, cfg: Mapping[str, CfgVal]) -> None:
+    """Refuses a submission without an option that its scheduler requires, such as Volcano's queue.
+
+    Raises:
+        SchedulerError: An option is missing.
+    """
+    for name, option in runner.scheduler_run_opts(scheduler):
+        if option.is_required and cfg.get(name) is None:
+            place = f"-cfg {name}=..., or {name} = ... under [{scheduler}] in .torchxconfig"
+            raise SchedulerError(f"-s {scheduler}: its option {name} is missing: give {place}")
+
+
 def require_job(runner: Runner, handle: str, program: str) -> AppStatus:
     """Returns the status of a job; ends the program with one line if there is no such job."""
     if status := runner.status(handle):
@@ -80,27 +91,11 @@ def errors_in_one_line(program: str = "torchx") -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        # TorchX's own schedulers `kubernetes` and `local_docker` let the errors of their clients through.
-        line = (
-            error_line(error)
-            or docker_line(error)
-            or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
-        )
+        # TorchX's own scheduler `local_docker` lets the errors of its client through.
+        line = docker_line(error) or (isinstance(error, OSError) and error.errno in STORAGE_ERRORS and error)
         if not line:
             raise
         _end(program, line)
-
-
-def check_handle(handle: str) -> None:
-    """Refuses a handle of TorchX's own scheduler `kubernetes` that lacks the namespace, without which that one fails.
-
-    Raises:
-        ArgumentError: The handle has no namespace.
-    """
-    scheduler, _, rest = handle.partition("://")
-    session, _, app_id = rest.partition("/")
-    if scheduler == "kubernetes" and ":" not in app_id.partition("/")[0]:
-        raise ArgumentError("handle", handle, f"kubernetes://{session}/NAMESPACE:NAME, as `torchx run` prints it")
 
 
 def _end(program: str, message: object) -> NoReturn:

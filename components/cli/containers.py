@@ -1,4 +1,4 @@
-"""Checks for TorchX's own container schedulers, which assume a Docker daemon, and in a dry run a reachable cluster."""
+"""Checks for schedulers of containers: workspaces that need a Docker daemon, and the pods of dry runs."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from torchx.workspace.docker_workspace import DockerWorkspaceMixin
 from components.launch import ArgumentError
 from schedulers.code.workspace import CodeWorkspace, way_of, would_be_shipped
 from schedulers.contract import warn_of_ignored
-from schedulers.jobset.cluster import unreachable
 from schedulers.pod_schema import check_pods
 
 DOCKER_SECONDS = 10
@@ -60,14 +59,6 @@ def docker_line(error: Exception) -> str:
     if explanation := getattr(error, "explanation", None):  # the daemon has answered
         return f"Docker: {' '.join(str(explanation).split())}"
     return f"Docker: {' '.join(str(error).split())}; is its daemon running? DOCKER_HOST names its socket"
-
-
-def ask_no_missing_cluster(args: TorchXRunArgs) -> TorchXRunArgs:
-    """Returns the arguments of a dry run, which works without a cluster if none answers."""
-    if args.scheduler != "kubernetes" or args.scheduler_cfg.get("validate_spec") is False or not (why := unreachable()):
-        return args
-    _say(f"no cluster validates the request: {why}")
-    return replace(args, scheduler_cfg=args.scheduler_cfg | {"validate_spec": False})
 
 
 def check_requests(runner: Runner, scheduler: str) -> None:

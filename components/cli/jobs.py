@@ -1,9 +1,13 @@
 """The commands for submitted jobs: `log`, `status`, `list`, `cancel`, `delete` and `describe`."""
 
 import argparse
+import io
+import json
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
+from functools import cache
 
 from tabulate import tabulate
 from torchx.cli.cmd_base import AppHandleSubCommand, SubCommand
@@ -16,16 +20,19 @@ from torchx.cli.cmd_status import CmdStatus
 from torchx.runner import Runner, get_runner
 from torchx.runner.config import apply
 from torchx.schedulers import get_scheduler_factories
+from torchx.schedulers.api import ListAppResponse, Scheduler
 from torchx.specs import NONE, AppDef, AppState, AppStatus, parse_app_handle
 from torchx.specs.api import is_started
 
-from components.cli.base import check_handle, check_scheduler_args, default_to_local, errors_in_one_line, require_job
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line, require_job
 from components.cli.defaults import check_options, check_sections
 from components.cli.ending import with_plain_error
 from schedulers.errors import SchedulerError
+from trainer.core.progress import TrainingProgress
 
 POLL_SECONDS = 1
-HEADERS = [HANDLE_HEADER, NAME_HEADER, STATUS_HEADER, "waits"]
+HEADERS = [HANDLE_HEADER, NAME_HEADER, STATUS_HEADER]
+DETAILS = ["waits", "progress"]  # columns that are shown if any job has something there
 
 
 class Log(CmdLog):
@@ -44,7 +51,6 @@ class Log(CmdLog):
         *words, role, replicas = (*args.identifier.split("/"), None, None)[:6]
         handle = "/".join(map(str, words))
         with errors_in_one_line("torchx log"):
-            check_handle(handle)
             with get_runner() as runner:
                 status = require_job(runner, handle, "torchx log")
                 wanted = [args.identifier]
@@ -100,7 +106,7 @@ class _List(CmdList):
             default_to_local(subparser, "list")
 
     def run(self, args: argparse.Namespace) -> None:
-        """Prints the jobs of a scheduler, and for jobs that have not started the reason."""
+        """Prints the jobs of a scheduler; why one has not started, and how far one is that runs."""
         check_sections(get_scheduler_factories())
         with get_runner() as runner:
             check_scheduler_args(runner, args)
@@ -108,15 +114,30 @@ class _List(CmdList):
             check_options(args.scheduler, options)
             cfg = options.cfg_from_str(args.scheduler_args or "")
             apply(scheduler=args.scheduler, cfg=cfg)
-            rows = []
-            for app in runner.list(args.scheduler, cfg or None):
-                # TorchX lists states only. The whole status is read only where it adds to the state.
-                waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
-                rows.append(
-                    [app.app_handle, app.name, app.state.name, waits.msg if waits and waits.msg != NONE else ""]
-                )
-        shown = len(HEADERS) if any(row[-1] for row in rows) else len(HEADERS) - 1
-        print(tabulate([row[:shown] for row in rows], HEADERS[:shown]))
+            listed = runner.list(args.scheduler, cfg or None)
+            rows = [[app.app_handle, app.name, app.state.name, *_details(runner, app)] for app in listed]
+        always = len(HEADERS)
+        shown = [*range(always), *(n for n in range(always, always + len(DETAILS)) if any(row[n] for row in rows))]
+        print(tabulate([[row[n] for n in shown] for row in rows], [[*HEADERS, *DETAILS][n] for n in shown]))
+
+
+def _details(runner: Runner, app: ListAppResponse) -> list[str]:
+    """Returns what a job waits for, and how far it is; TorchX lists states only."""
+    waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
+    training = _progress(app.app_handle) if app.state == AppState.RUNNING else None
+    return [waits.msg if waits and waits.msg != NONE else "", training.short() if training else ""]
+
+
+def _progress(handle: str) -> TrainingProgress | None:
+    """Returns how far a job is that runs; None if it, or its scheduler, does not say."""
+    backend, session, app_id = parse_app_handle(handle)
+    say = getattr(_scheduler(backend, session), "progress", None)
+    return say(app_id) if say else None
+
+
+@cache
+def _scheduler(backend: str, session: str) -> Scheduler:
+    return get_scheduler_factories()[backend](session)
 
 
 class _Cancel(CmdCancel):
@@ -125,7 +146,7 @@ class _Cancel(CmdCancel):
     def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
         """Cancels the job, which may save first, and still runs meanwhile."""
         backend, session, app_id = parse_app_handle(args.app_handle)
-        if check := getattr(get_scheduler_factories()[backend](session), "check_known", None):
+        if check := getattr(_scheduler(backend, session), "check_known", None):
             check(app_id)
         super().run_with_runner(args, runner)
         if status := runner.status(args.app_handle):
@@ -133,12 +154,18 @@ class _Cancel(CmdCancel):
 
 
 class _Status(CmdStatus):
-    """TorchX's own `status`, with the first error in plain text."""
+    """TorchX's own `status`, with the first error in plain text, and in JSON the progress of a job that runs."""
 
     def print_status(self, args: argparse.Namespace, app_status: AppStatus | None) -> None:
-        """Prints the status; JSON is printed by TorchX itself."""
-        plain = app_status and not args.json
-        super().print_status(args, with_plain_error(app_status) if plain else app_status)
+        """Prints the status."""
+        if app_status and not args.json:
+            super().print_status(args, with_plain_error(app_status))
+            return
+        training = _progress(args.app_handle) if app_status and app_status.state == AppState.RUNNING else None
+        with redirect_stdout(io.StringIO()) as printed:
+            super().print_status(args, app_status)
+        known = {"progress": training.fields()} if training else {}
+        print(json.dumps(json.loads(printed.getvalue()) | known))
 
 
 def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCommand]:
@@ -148,7 +175,6 @@ def _with_errors_in_one_line(name: str, command: type[SubCommand]) -> type[SubCo
         def run(self, args: argparse.Namespace) -> None:
             """Runs the command."""
             with errors_in_one_line(f"torchx {name}"):
-                check_handle(getattr(args, "app_handle", ""))
                 super().run(args)
 
     return Command

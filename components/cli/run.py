@@ -15,9 +15,8 @@ from torchx.runner import Runner
 from torchx.schedulers import get_scheduler_factories
 from torchx.specs import NONE, AppDef, AppDryRunInfo, AppState, AppStatus, Role
 
-from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line
+from components.cli.base import check_scheduler_args, default_to_local, errors_in_one_line, require_options
 from components.cli.containers import (
-    ask_no_missing_cluster,
     check_requests,
     warn_of_what_docker_ignores,
     without_workspace_that_cannot_be_built,
@@ -25,8 +24,10 @@ from components.cli.containers import (
 from components.cli.defaults import check_arguments, check_options, check_sections, with_file
 from components.cli.ending import Ending
 from components.cli.words import complete_words, flags_of, parse_all
+from components.cli.workspaces import tell_ignored_workspace
 from components.launch import ArgumentError, check_seeds
 from schedulers.errors import SchedulerError
+from schedulers.job_records import remember
 from schedulers.queue_room import when_there_is_room
 from trainer.core.outcome import WRONG_INPUT, WRONG_INPUT_WORDS, is_wrong_input
 from trainer.core.secrets import without_secrets
@@ -69,6 +70,8 @@ class Run(CmdRun):
         )
         words = (*args.scheduler_cfg, *args.component_args, *args.component_args_str)
         flags = {word.lstrip("-").partition("=")[0] for word in words}
+        require_options(runner, args.scheduler, args.scheduler_cfg)
+        tell_ignored_workspace(runner, args)
         args = without_workspace_that_cannot_be_built(runner, args)
         warn_of_what_docker_ignores(runner, args.scheduler)
         codes = []
@@ -92,7 +95,7 @@ class Run(CmdRun):
     ) -> None:
         hide_credentials(runner)
         check_requests(runner, args.scheduler)
-        super()._dryrun(runner, ask_no_missing_cluster(args), component_args, json_output)
+        super()._dryrun(runner, args, component_args, json_output)
 
     def _wait(self, runner: Runner, app_handle: str, log: bool, tee_logs: bool = False) -> AppStatus:
         status = super()._wait(runner, app_handle, log, tee_logs)
@@ -171,13 +174,13 @@ def one_for_each_seed(args: TorchXRunArgs) -> list[TorchXRunArgs]:
 
 
 def _wait_for_room(runner: Runner) -> None:
-    """Makes a runner submit each job as soon as there is room for it."""
+    """Makes a runner submit each job as soon as there is room for it, and record it for `torchx tracker`."""
     schedule = runner.schedule
 
     def say(line: str) -> None:
         print(f"torchx run: {line}", file=sys.stderr, flush=True)
 
-    runner.schedule = lambda dryrun_info: when_there_is_room(lambda: schedule(dryrun_info), say)
+    runner.schedule = lambda dryrun_info: remember(when_there_is_room(lambda: schedule(dryrun_info), say), dryrun_info)
 
 
 def hide_credentials(runner: Runner) -> None:

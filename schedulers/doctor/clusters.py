@@ -3,13 +3,15 @@
 import json
 import os
 import re
-import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from schedulers.doctor.diagnosis import Diagnosis, Level, absent, answer, last_line, probe, troubled
 from schedulers.jobset.restarts import OLDEST_JOBSET
+from schedulers.slurm.transport import NO_PROGRAM
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30
@@ -22,27 +24,43 @@ KUBERNETES_APIS = {
 }
 
 
+Ask = Callable[[list[str]], CompletedProcess[str]]
+"""Runs a command of Slurm."""
+
+
 def slurm(required: bool) -> list[Diagnosis]:
     """Checks Slurm's commands, its controller, and its accounting."""
-    if not shutil.which("sinfo"):
-        remedy = "submit from a login node, or put Slurm's commands on PATH"
+    remedy = "submit from a login node, put Slurm's commands on PATH, or name a login node with --host"
+    return examine_slurm(lambda command: answer(command, SLURM_SECONDS), required, remedy)
+
+
+def examine_slurm(ask: Ask, required: bool, remedy: str) -> list[Diagnosis]:
+    """Checks Slurm wherever its commands are run.
+
+    Args:
+        ask: Runs a command.
+        required: Whether Slurm has to work.
+        remedy: What to do if its commands are not there.
+    """
+    found = ask(["sinfo", "--version"])
+    if found.returncode == NO_PROGRAM:
         return [absent("Slurm", "no sinfo on PATH", required, remedy)]
-    version = answer(["sinfo", "--version"], SLURM_SECONDS).stdout.strip() or "Slurm"
-    ping = answer(["scontrol", "ping"], SLURM_SECONDS)
+    version = found.stdout.strip() or "Slurm"
+    ping = ask(["scontrol", "ping"])
     if " UP" not in ping.stdout:
         remedy = "start slurmctld, or see `scontrol ping` and SLURM_CONF"
         return [troubled("Slurm", f"{version}; {last_line(ping.stdout + ping.stderr)}", required, remedy)]
-    return [Diagnosis("Slurm", Level.OK, version), _accounting(required)]
+    return [Diagnosis("Slurm", Level.OK, version), _accounting(ask, required)]
 
 
-def _accounting(required: bool) -> Diagnosis:
-    shown = answer(["scontrol", "show", "config"], SLURM_SECONDS).stdout
+def _accounting(ask: Ask, required: bool) -> Diagnosis:
+    shown = ask(["scontrol", "show", "config"]).stdout
     kind = re.search(r"^AccountingStorageType\s*=\s*(\S+)", shown, re.MULTILINE)
     if not kind or kind[1].endswith("none") or kind[1] == "(null)":
         age = re.search(r"^MinJobAge\s*=\s*(.+)$", shown, re.MULTILINE)
         found = f"none: Slurm forgets a job {age[1].strip() if age else 'some time'} after its end"
         return Diagnosis("Slurm accounting", Level.NOTE, found, "to keep states longer, run slurmdbd")
-    done = answer(["sacct", "--noheader", "--allocations", "--starttime", "now"], SLURM_SECONDS)
+    done = ask(["sacct", "--noheader", "--allocations", "--starttime", "now"])
     if done.returncode:
         return troubled("Slurm accounting", f"{kind[1]}; {last_line(done.stderr)}", required, "start slurmdbd")
     return Diagnosis("Slurm accounting", Level.OK, kind[1])

@@ -9,8 +9,10 @@ from functools import partial
 
 from tabulate import tabulate
 from torchx.cli.cmd_base import SubCommand
+from torchx.runner.config import apply
+from torchx.specs import CfgVal
 
-from schedulers.doctor import clusters, machine
+from schedulers.doctor import clusters, hosts, machine
 from schedulers.doctor.diagnosis import Diagnosis, Level
 
 COLORS = {Level.OK: "\033[32m", Level.NOTE: "\033[33m", Level.ABSENT: "\033[2m", Level.WRONG: "\033[31m"}
@@ -27,25 +29,34 @@ class Doctor(SubCommand):
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Adds the options."""
         subparser.add_argument("-s", "--scheduler", choices=SCHEDULERS, help="A scheduler that has to work from here")
+        subparser.add_argument(
+            "--host", help="A login node to check over SSH; host in [slurm] of .torchxconfig if unset"
+        )
+        subparser.add_argument("--venv", help="The virtual environment of its jobs, on the host; venv there if unset")
         subparser.add_argument("--out", help="A run directory that has to be writable, a path or an fsspec URL")
         subparser.add_argument("--storage", help="A data set that has to be readable, a path or an fsspec URL")
 
     def run(self, args: argparse.Namespace) -> None:
         """Prints a table with a line for each check."""
-        findings = examine(args.scheduler, args.out, args.storage)
+        defaults: dict[str, CfgVal] = {}
+        apply("slurm", defaults)
+        host, venv = (str(each) if each else None for each in (defaults.get("host"), defaults.get("venv")))
+        findings = examine(args.scheduler, args.out, args.storage, args.host or host, args.venv or venv)
         print(render(findings, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
         if any(finding.level is Level.WRONG for finding in findings):
             sys.exit(1)
 
 
-def examine(scheduler: str | None, out: str | None, storage: str | None) -> list[Diagnosis]:
+def examine(
+    scheduler: str | None, out: str | None, storage: str | None, host: str | None, venv: str | None
+) -> list[Diagnosis]:
     """Runs all checks at the same time; each has a time limit of its own."""
     checks: list[Callable[[], list[Diagnosis]]] = [
         machine.python,
         machine.torchx,
         machine.plugins,
         machine.torch,
-        partial(clusters.slurm, required=scheduler == "slurm"),
+        partial(hosts.slurm_over_ssh, host, venv) if host else partial(clusters.slurm, required=scheduler == "slurm"),
         partial(clusters.kubernetes, required=scheduler if scheduler in ("kubernetes", "jobset") else None),
     ]
     checks += [partial(machine.storage, flag, url) for flag, url in (("--out", out), ("--storage", storage)) if url]

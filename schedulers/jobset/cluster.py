@@ -3,12 +3,12 @@
 import json
 import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from schedulers.errors import SchedulerError
+from schedulers.errors import SchedulerError, Unreachable
 from schedulers.jobset import names
 from schedulers.jobset.restarts import MESSAGE_PATTERNS, OLDEST_JOBSET
 
@@ -28,45 +28,15 @@ NO_JOBSET = f"the cluster has no {names.GROUP}/{names.VERSION}: install JobSet t
 OLD_JOBSET = f"the cluster's JobSet is older than {OLDEST_JOBSET} and lacks {MESSAGE_PATTERNS}: have it upgraded"
 
 
-class Cluster:
-    """One namespace of a cluster: its JobSets, their pods and their Kueue workloads.
+class Namespace:
+    """One namespace of a cluster: its pods, their logs, and custom objects.
 
     Every method raises SchedulerError if the cluster refuses or cannot be reached.
     """
 
-    def __init__(self, context: str | None, namespace: str) -> None:
+    def __init__(self, client: "ApiClient", namespace: str) -> None:
+        self._client = client
         self._namespace = namespace
-        self._client = _client(context)
-
-    def create(self, resource: Object) -> None:
-        """Creates a JobSet under strict validation: by default, the API server drops unknown fields."""
-        try:
-            created = self._call("create", body=resource, field_validation="Strict")
-        except SchedulerError as error:
-            if MESSAGE_PATTERNS in str(error):
-                raise SchedulerError(OLD_JOBSET) from error
-            raise
-        if not created:
-            raise SchedulerError(NO_JOBSET)
-
-    def jobset(self, name: str) -> Object | None:
-        """Reads a JobSet; None if there is none of that name."""
-        return self._call("get", name=name)
-
-    def jobsets(self) -> list[Object]:
-        """Reads all JobSets that TorchX has created."""
-        found = self._call("list", label_selector=_selector(names.MANAGED_BY))
-        if not found:
-            raise SchedulerError(NO_JOBSET)
-        return found["items"]
-
-    def patch(self, name: str, change: Object) -> None:
-        """Merges a change into a JobSet; None removes a key."""
-        self._call("patch", name=name, body=change)
-
-    def delete(self, name: str) -> None:
-        """Deletes a JobSet and, in the background, its Jobs and pods."""
-        self._call("delete", name=name)
 
     def pods(self, labels: dict[str, str]) -> list[Object]:
         """Reads the pods with these labels."""
@@ -81,12 +51,12 @@ class Cluster:
             )
         return json.loads(answer.data)["items"]
 
-    def warnings(self, jobset: Mapping[str, Any]) -> list[Object]:
-        """Reads the warnings about a JobSet and its Jobs, such as why no pod is created; none without permission."""
+    def events(self, objects: Iterable[str]) -> list[Object]:
+        """Reads the warnings about objects of these names; none without permission."""
         from kubernetes.client import CoreV1Api
 
         found: list[Object] = []
-        for name in names.objects_of(jobset):
+        for name in objects:
             with _one_line((403,)):
                 answer: Any = CoreV1Api(self._client).list_namespaced_event(
                     self._namespace,
@@ -96,6 +66,86 @@ class Cluster:
                 )
                 found += json.loads(answer.data)["items"]
         return found
+
+    def end_of_log(self, pod: str, container: str, lines: int) -> list[str]:
+        """Reads the last lines of a container's log, with timestamps; none without permission, too."""
+        from kubernetes.client import CoreV1Api
+
+        with _one_line((400, 403, 404)):
+            answer: Any = CoreV1Api(self._client).read_namespaced_pod_log(
+                pod,
+                self._namespace,
+                container=container,
+                timestamps=True,
+                tail_lines=lines,
+                _preload_content=False,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+            return answer.data.decode(errors="replace").splitlines()
+        return []
+
+    def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
+        """Yields the lines of a container's log with timestamps; none if the pod is gone or has not started."""
+        from kubernetes.client import CoreV1Api
+
+        window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
+        options = {"container": container, "timestamps": True, "follow": follow, "_preload_content": False}
+        with _one_line((400, 404)):
+            stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
+            for line in stream:
+                yield line.decode(errors="replace")
+
+    def _call(
+        self, verb: str, kind: Mapping[str, str], missing: tuple[int, ...] = (404,), part: str = "", **arguments: Any
+    ) -> Object | None:
+        """Calls the API of custom objects, or of a part such as `_status`; None if the answer has a `missing` code."""
+        from kubernetes.client import CustomObjectsApi
+
+        call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object{part}")
+        with _one_line(missing):
+            return call(namespace=self._namespace, _request_timeout=TIMEOUT_SECONDS, **kind, **arguments)
+        return None
+
+
+class Cluster(Namespace):
+    """One namespace of a cluster: its JobSets, their pods and their Kueue workloads."""
+
+    def __init__(self, context: str | None, namespace: str) -> None:
+        super().__init__(api_client(context), namespace)
+
+    def create(self, resource: Object) -> None:
+        """Creates a JobSet under strict validation: by default, the API server drops unknown fields."""
+        try:
+            created = self._call("create", JOBSETS, body=resource, field_validation="Strict")
+        except SchedulerError as error:
+            if MESSAGE_PATTERNS in str(error):
+                raise SchedulerError(OLD_JOBSET) from error
+            raise
+        if not created:
+            raise SchedulerError(NO_JOBSET)
+
+    def jobset(self, name: str) -> Object | None:
+        """Reads a JobSet; None if there is none of that name."""
+        return self._call("get", JOBSETS, name=name)
+
+    def jobsets(self) -> list[Object]:
+        """Reads all JobSets that TorchX has created."""
+        found = self._call("list", JOBSETS, label_selector=_selector(names.MANAGED_BY))
+        if not found:
+            raise SchedulerError(NO_JOBSET)
+        return found["items"]
+
+    def patch(self, name: str, change: Object) -> None:
+        """Merges a change into a JobSet; None removes a key."""
+        self._call("patch", JOBSETS, name=name, body=change)
+
+    def delete(self, name: str) -> None:
+        """Deletes a JobSet and, in the background, its Jobs and pods."""
+        self._call("delete", JOBSETS, name=name)
+
+    def warnings(self, jobset: Mapping[str, Any]) -> list[Object]:
+        """Reads the warnings about a JobSet and its Jobs, such as why no pod is created; none without permission."""
+        return self.events(names.objects_of(jobset))
 
     def workloads(self, jobset: Object) -> list[Object]:
         """Reads the Kueue workloads of a JobSet; none if it is in no queue, or this user may not read them."""
@@ -110,39 +160,21 @@ class Cluster:
         version, name = workload["apiVersion"].partition("/")[2], workload["metadata"]["name"]
         self._workloads(version, "patch", name=name, body={"spec": {"active": False}})
 
-    def log(self, pod: str, container: str, since: datetime | None, follow: bool) -> Iterator[str]:
-        """Yields the lines of a container's log with timestamps; none if the pod is gone or has not started."""
-        from kubernetes.client import CoreV1Api
-
-        window: dict[str, Any] = {"since_seconds": _seconds_ago(since)} if since else {}
-        options = {"container": container, "timestamps": True, "follow": follow, "_preload_content": False}
-        with _one_line((400, 404)):
-            stream: Any = CoreV1Api(self._client).read_namespaced_pod_log(pod, self._namespace, **options, **window)
-            for line in stream:
-                yield line.decode(errors="replace")
-
     def _workloads(self, version: str, verb: str, **arguments: Any) -> Object | None:
         kind = {"group": KUEUE, "version": version, "plural": "workloads"}
         return self._call(verb, kind, missing=(403, 404), **arguments)
 
-    def _call(
-        self, verb: str, kind: dict[str, str] = JOBSETS, missing: tuple[int, ...] = (404,), **arguments: Any
-    ) -> Object | None:
-        """Calls the API of custom objects; returns None for a response with one of the `missing` codes."""
-        from kubernetes.client import CustomObjectsApi
 
-        call = getattr(CustomObjectsApi(self._client), f"{verb}_namespaced_custom_object")
-        with _one_line(missing):
-            return call(namespace=self._namespace, _request_timeout=TIMEOUT_SECONDS, **kind, **arguments)
-        return None
-
-
-def _client(context: str | None, retries: bool | None = None) -> "ApiClient":
+def api_client(context: str | None, retries: bool | None = None) -> "ApiClient":
     """Returns a client for a context of the kubeconfig file, or else for the cluster that this process runs in.
 
     Args:
         context: The context; the current one if unset.
         retries: Whether to retry a failed connection; the client's default if unset.
+
+    Raises:
+        SchedulerError: The client is not installed, or the kubeconfig file is malformed.
+        Unreachable: No cluster is configured.
     """
     try:
         from kubernetes import client, config
@@ -156,29 +188,10 @@ def _client(context: str | None, retries: bool | None = None) -> "ApiClient":
         try:
             config.load_incluster_config(client_configuration=configuration)
         except config.ConfigException:
-            raise SchedulerError(f"no Kubernetes cluster: {failure}; set KUBECONFIG or -cfg context") from failure
+            raise Unreachable(f"no Kubernetes cluster: {failure}; set KUBECONFIG or -cfg context") from failure
     except Exception as failure:
         raise SchedulerError(error_line(failure)) from failure
     return client.ApiClient(configuration)
-
-
-def unreachable() -> str:
-    """Returns why no cluster answers, in one line; empty if one does."""
-    from urllib3.exceptions import HTTPError
-
-    try:
-        client = _client(None, retries=False)
-    except SchedulerError as error:
-        return str(error)
-    from kubernetes.client import ApiException, VersionApi
-
-    try:
-        VersionApi(client).get_code(_request_timeout=TIMEOUT_SECONDS[0])
-    except ApiException:
-        return ""  # it has answered
-    except HTTPError as error:
-        return error_line(error) or str(error)
-    return ""
 
 
 @contextmanager
@@ -191,7 +204,8 @@ def _one_line(missing: tuple[int, ...] = ()) -> Iterator[None]:
         yield
     except (ApiException, HTTPError) as error:
         if not isinstance(error, ApiException) or error.status not in missing:
-            raise SchedulerError(error_line(error)) from error
+            kind = SchedulerError if isinstance(error, ApiException) else Unreachable
+            raise kind(error_line(error)) from error
 
 
 def error_line(error: Any) -> str | None:

@@ -2,14 +2,15 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from torchx.specs import is_terminal
 
 from schedulers.jobset import names
-from schedulers.jobset.cluster import Cluster
+from schedulers.jobset.cluster import Namespace
 from schedulers.jobset.names import INDEX
 from schedulers.jobset.status import (
     Object,
@@ -21,47 +22,66 @@ from schedulers.jobset.status import (
     pod_reason,
     suspension,
 )
+from trainer.core.progress import TrainingProgress, of_log
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1
-NO_LOG = "%s has no log yet: %s"
+# Where `torchx status` looks for the progress of a job: so many logs, and so many lines of each.
+LOGS_READ, LAST_LINES = 8, 200
+NO_LOG, GONE = "%s has no log yet: %s", "its pod is gone"
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica of a job, by the names of its JobSet and its role."""
+    """A replica of a job, by the names of its JobSet and its role; other kinds of jobs override the methods."""
 
-    jobset: str
+    name: str
     role: str
     number: int
 
     def __str__(self) -> str:
         return f"{self.role}/{self.number}"
 
-    def pod(self, cluster: Cluster) -> Object | None:
+    def job(self, cluster: Any) -> Object | None:
+        """Returns the job; None if it is gone."""
+        return cluster.jobset(self.name)
+
+    def has_ended(self, job: Object) -> bool:
+        """Returns whether the job has ended."""
+        return is_terminal(app_state(job))
+
+    def waits(self, job: Object) -> str:
+        """Returns what the job waits for before it may have pods; empty if it may."""
+        return suspension(job)
+
+    def warnings(self, cluster: Any, job: Object) -> Iterable[Object]:
+        """Returns what the cluster reports about a job that lacks pods."""
+        return cluster.warnings(job)
+
+    def pod(self, cluster: Any) -> Object | None:
         """Returns the newest pod of the replica; None without pods."""
-        labels = {names.JOBSET_LABEL: self.jobset, names.ROLE_LABEL: self.role, INDEX: str(self.number)}
+        labels = {names.JOBSET_LABEL: self.name, names.ROLE_LABEL: self.role, INDEX: str(self.number)}
         return newest_pods(cluster.pods(labels)).get((self.role, self.number))
 
 
-def read(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
+def read(cluster: Namespace, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
     """Yields the lines of the replica's last attempt so far."""
     pod = replica.pod(cluster)
     if pod and _started(pod):
         yield from (text for _, text in _lines(cluster, pod, since, until))
-    elif jobset := cluster.jobset(replica.jobset):
-        logger.warning(NO_LOG, replica, _reason(cluster, jobset, pod))
+    elif job := replica.job(cluster):
+        logger.warning(NO_LOG, replica, _reason(cluster, replica, job, pod))
 
 
-def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
+def follow(cluster: Namespace, replica: Replica, since: datetime | None, until: datetime | None) -> Iterator[str]:
     """Yields the lines of the replica as they come, through restarts and cut connections, until the job ends.
 
     While there are no lines, it logs why, each reason once.
     """
     done, last, told = set(), None, ""
     while True:
-        jobset = cluster.jobset(replica.jobset)
+        job = replica.job(cluster)
         pod = replica.pod(cluster)
         ended = pod and pod["metadata"]["uid"] in done
         if pod and not ended and _started(pod):
@@ -71,20 +91,32 @@ def follow(cluster: Cluster, replica: Replica, since: datetime | None, until: da
                 yield text
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 done.add(pod["metadata"]["uid"])
-        elif jobset is None or is_terminal(app_state(jobset)):
+        elif job is None or replica.has_ended(job):
+            if job and pod is None and last is None:
+                logger.warning(NO_LOG, replica, GONE)
             return
-        elif (reason := suspension(jobset) if ended else _reason(cluster, jobset, pod)) and reason != told:
+        elif (reason := replica.waits(job) if ended else _reason(cluster, replica, job, pod)) and reason != told:
             logger.warning(NO_LOG, replica, reason)
             told = reason
         time.sleep(POLL_SECONDS)  # also after a log: a finished one ends at once, even before its pod shows the end
 
 
-def _reason(cluster: Cluster, jobset: Object, pod: Object | None) -> str:
+def progress(cluster: Namespace, pods: Iterable[Object]) -> TrainingProgress | None:
+    """Returns how far a job is by the end of a log; None if none shows it. Rank 0 may be in any replica."""
+    running = [pod for _, pod in sorted(newest_pods(pods).items()) if pod["status"].get("phase") == "Running"]
+    for pod in running[:LOGS_READ]:
+        lines = map(_split, cluster.end_of_log(pod["metadata"]["name"], container_name(pod), LAST_LINES))
+        if found := of_log((stamp.timestamp(), text) for stamp, text in lines if stamp):
+            return found
+    return None
+
+
+def _reason(cluster: Namespace, replica: Replica, job: Object, pod: Object | None) -> str:
     """Returns why a replica has no log."""
-    if pod is None and is_terminal(app_state(jobset)):
-        return "its pod is gone"
-    waits = suspension(jobset)
-    refused = "" if pod or waits else newest_warning(cluster.warnings(jobset))
+    if pod is None and replica.has_ended(job):
+        return GONE
+    waits = replica.waits(job)
+    refused = "" if pod or waits else newest_warning(replica.warnings(cluster, job))
     return waits or refused or (pod_reason(pod) if pod else "") or "its pod is being made"
 
 
@@ -95,7 +127,7 @@ def _started(pod: Object) -> bool:
 
 
 def _lines(
-    cluster: Cluster,
+    cluster: Namespace,
     pod: Object,
     since: datetime | None,
     until: datetime | None,

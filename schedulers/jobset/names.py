@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from torchx.schedulers.ids import random_id
 from torchx.specs import AppDef
+from torchx.util.strings import normalize_str
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset.options import JobSetOpts
@@ -19,6 +20,7 @@ ROLE_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "torchx.pytorch.org"}
+REPLICA_LABEL = "torchx.pytorch.org/replica-id"  # of pods of a Volcano Job
 INDEX = "batch.kubernetes.io/job-completion-index"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
@@ -90,6 +92,11 @@ def dns_name(name: str) -> str:
 def label(value: str) -> str:
     """Returns a valid value of a label."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:63].strip("-_.")
+
+
+def task_of(labels: Mapping[str, str]) -> str:
+    """Returns the name of the task of a Volcano Job, and so of its container, by the labels of its pod."""
+    return normalize_str(f"{labels.get(OWN_ROLE_LABEL, '')}-{labels.get(REPLICA_LABEL, '')}")
 
 
 def labels_of(resource: Mapping[str, Any]) -> dict[str, str]:

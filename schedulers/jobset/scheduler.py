@@ -21,6 +21,7 @@ from schedulers.jobset.options import JobSetOpts, check
 from schedulers.jobset.pod import INSTANCE_TYPE
 from schedulers.jobset.spec import JobSetRequest
 from schedulers.predecessors import outstanding, waits_for
+from trainer.core.progress import TrainingProgress
 
 BACKEND = "jobset"
 
@@ -59,7 +60,7 @@ class JobSetScheduler(CodeWorkspace, Scheduler[JobSetOpts]):
         return identity if cluster.jobset(name) else None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Returns the status of a job by two calls, three if it waits in a queue, for any number of replicas."""
+        """Returns the status of a job by a few calls for any number of replicas; one of them reads a log's end."""
         cluster, name = self._find(app_id)
         jobset = cluster.jobset(name)
         if jobset is None:
@@ -69,7 +70,10 @@ class JobSetScheduler(CodeWorkspace, Scheduler[JobSetOpts]):
         pending = status.app_state(jobset) == AppState.PENDING and not status.suspension(jobset)
         waits = waits_for(predecessors_of(jobset) if pending else [], self._look)
         warnings = cluster.warnings(jobset) if pending and status.lacks_pods(jobset, pods) else []
-        return status.describe(app_id, jobset, pods, workloads, waits, status.newest_warning(warnings))
+        answer = status.describe(app_id, jobset, pods, workloads, waits, status.newest_warning(warnings))
+        if answer.state == AppState.RUNNING and (training := log.progress(cluster, pods)):
+            answer.msg = "; ".join(filter(None, [training.in_words(), answer.msg]))
+        return answer
 
     def describe_native(self, app_id: str) -> AppDryRunInfo[JobSetRequest] | None:
         """Returns the JobSet as it is on the cluster."""
@@ -89,6 +93,11 @@ class JobSetScheduler(CodeWorkspace, Scheduler[JobSetOpts]):
             )
             for jobset in sorted(found, key=lambda jobset: jobset["metadata"]["creationTimestamp"])
         ]
+
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if no log shows it."""
+        cluster, name = self._find(app_id)
+        return log.progress(cluster, cluster.pods({names.JOBSET_LABEL: name}))
 
     def log_iter(
         self,

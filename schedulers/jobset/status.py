@@ -38,7 +38,7 @@ LAST_LINES = 5
 
 def app_state(jobset: Object) -> AppState:
     """Returns the state of a job from its JobSet alone."""
-    conditions = _conditions(jobset)
+    conditions = conditions_of(jobset)
     if "Completed" in conditions:
         return AppState.SUCCEEDED
     # A job that is cancelled may fail while it leaves; one that has failed is not cancelled.
@@ -121,7 +121,7 @@ def _messages(
     workloads: Iterable[Object],
     warning: str,
 ) -> Iterable[str]:
-    conditions = _conditions(jobset)
+    conditions = conditions_of(jobset)
     if state == AppState.FAILED:
         lines = [line for pod in pods.values() if (line := _final_line(pod))]
         yield lines[0] if lines else conditions["Failed"].get("message", "failed")
@@ -162,7 +162,7 @@ def _time_of(event: Object) -> str:
 
 def _pending(jobset: Object, pods: Mapping[tuple[str, int], Object], workloads: Iterable[Object], warning: str) -> str:
     if waits := suspension(jobset):
-        admission = [_conditions(each, status="False").get("QuotaReserved", {}) for each in workloads]
+        admission = [conditions_of(each, status="False").get("QuotaReserved", {}) for each in workloads]
         reason = next((condition["message"] for condition in admission if condition.get("message")), "")
         return f"{waits}: {reason}" if reason else waits
     reasons = [*filter(None, [warning, *map(pod_reason, pods.values())])]
@@ -199,14 +199,14 @@ def _role_status(jobset: Object, role: Role, state: AppState, pods: Mapping[tupl
             state=PHASES.get(pod["status"].get("phase"), ReplicaState.UNKNOWN) if pod else without_pod,
             hostname=f"{jobset['metadata']['name']}-{role.name}-0-{number}.{jobset['metadata']['name']}",
             hostaddr=pod["status"].get("podIP") if pod else None,
-            structured_error_msg=_structured(pod) if pod else NONE,
+            structured_error_msg=structured_reason(pod) if pod else NONE,
         )
         for number, pod in enumerate(found)
     ]
     return RoleStatus(role.name, replicas)
 
 
-def _structured(pod: Object) -> str:
+def structured_reason(pod: Object) -> str:
     """Returns the reason why a pod does not run, in the JSON that TorchX prints."""
     reason = pod_reason(pod)
     if not reason:
@@ -223,8 +223,8 @@ def _structured(pod: Object) -> str:
 def pod_reason(pod: Object) -> str:
     """Returns why a pod does not run, or how it ended; empty for one that runs or succeeded."""
     status = pod["status"]
-    disrupted = _conditions(pod).get("DisruptionTarget", {})
-    unscheduled = _conditions(pod, status="False").get("PodScheduled", {})
+    disrupted = conditions_of(pod).get("DisruptionTarget", {})
+    unscheduled = conditions_of(pod, status="False").get("PodScheduled", {})
     containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
     parts = [_reason_and_message(each) for each in (disrupted, status, unscheduled)]
     parts += [_container_reason(container.get("state", {})) for container in containers]
@@ -271,7 +271,8 @@ def container_state(pod: Object) -> Object:
 
 def container_name(pod: Object) -> str:
     """Returns the name of the replica's own container in a pod."""
-    return names.labels_of(pod)[names.ROLE_LABEL]
+    labels = names.labels_of(pod)
+    return labels[names.ROLE_LABEL] if names.ROLE_LABEL in labels else names.task_of(labels)
 
 
 def _final_line(pod: Object) -> str:
@@ -280,6 +281,7 @@ def _final_line(pod: Object) -> str:
     return terminated.get("message", "").strip() if terminated.get("exitCode") in FINAL else ""
 
 
-def _conditions(resource: Object, status: str = "True") -> dict[str, Object]:
+def conditions_of(resource: Object, status: str = "True") -> dict[str, Object]:
+    """Returns the conditions of an object that have a status, by their types."""
     conditions = resource.get("status", {}).get("conditions") or ()
     return {each["type"]: each for each in conditions if each["status"] == status}

@@ -18,6 +18,7 @@ from schedulers.local.processes import kill_all_with, processes_with
 from schedulers.predecessors import ENDED, Predecessor
 from schedulers.state_directory import damaged_record, no_record, state_directory
 from trainer.core.outcome import OUTCOME_VARIABLE
+from trainer.core.progress import PROGRESS_FILE, TrainingProgress, read_progress, step_of
 
 # Part of the line that a supervisor writes to the logs between two attempts.
 STARTING_AGAIN = "starting again"
@@ -70,6 +71,11 @@ class Job:
     predecessors: list[Predecessor] = field(default_factory=list)
 
 
+def being_cancelled(job: Job) -> str:
+    """Returns the message of a job that is being cancelled."""
+    return f"being cancelled; killed after {job.grace_seconds} seconds"
+
+
 @dataclass(kw_only=True)
 class Process:
     """The process of one replica."""
@@ -91,8 +97,9 @@ class Progress:
 
 
 class Record:
-    """The directory of one job: `job.json`, `progress.json`, `outcome`, `supervisor.log`, `lock`, `reserve`, the logs.
+    """The directory of one job: `job.json`, `progress.json`, `supervisor.log`, `lock`, `reserve`, what the job writes.
 
+    The job writes its logs, `outcome` and `training.json`.
     The supervisor holds the lock from before the record can be seen until it has written the final state, so that a
     dead supervisor, or another process with its pid, is never taken for a live one.
     """
@@ -100,7 +107,9 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.outcome_file = folder / "outcome"
+        self.training_file = folder / PROGRESS_FILE
         self.supervisor_log = folder / "supervisor.log"
+        self.cancel_file = folder / "cancel"
         self.delete_file = folder / "delete"
         self._reserve = folder / "reserve"
 
@@ -178,6 +187,15 @@ class Record:
         """Returns the last line that the job wrote about itself (trainer/core/outcome.py), or nothing."""
         return self.outcome_file.read_text(errors="replace").strip() if self.outcome_file.exists() else ""
 
+    def training(self) -> TrainingProgress | None:
+        """Returns how far the training of the last attempt is; None if it has not said."""
+        return read_progress(self.training_file)
+
+    def how_far(self) -> str:
+        """Returns how far the job is in a few words, by its log if it has not said; empty if nothing is known."""
+        found = self.training()
+        return found.short() if found else step_of(tail(Path(self.job().replicas[0].combined)))
+
     def supervisor_error(self) -> str:
         """Returns the last line of the supervisor's own errors, or nothing."""
         lines = self.supervisor_log.read_text().splitlines()
@@ -194,6 +212,7 @@ class Record:
 
     def cancel(self) -> None:
         """Requests that the supervisor end the job, without waiting; kills processes left by a dead supervisor."""
+        self.cancel_file.touch()
         supervisor = self.progress().supervisor
         if not self.supervised():
             self.kill_processes()
@@ -243,10 +262,10 @@ def host_directory() -> Path:
 
 
 def look(app_id: str) -> tuple[str | None, str]:
-    """Returns the state of a job, None if it has no record, and the end of its first replica's log."""
+    """Returns the state of a job, None if it has no record, and how far it is."""
     with suppress(FileNotFoundError):  # removed meanwhile
         if record := Record.of(app_id):
-            return record.progress().state, tail(Path(record.job().replicas[0].combined))
+            return record.progress().state, record.how_far()
     return None, ""
 
 

@@ -26,7 +26,8 @@ from schedulers.local.record import Job, Record, Replica, host_directory, look, 
 from schedulers.notify import check_tags, notifier
 from schedulers.predecessors import ENDED, Predecessor, outstanding, predecessors
 from schedulers.state_directory import check_state_directory
-from trainer.core.outcome import OUTCOME_VARIABLE, environment_of_child_job
+from trainer.core.outcome import OUTCOME_VARIABLE, PROGRESS_VARIABLE, environment_of_child_job
+from trainer.core.progress import TrainingProgress
 
 BACKEND = "local_cwd"
 # `cancel` waits this long. A job without anything to save has ended by then; other jobs show that they are stopping.
@@ -102,9 +103,10 @@ class PersistentLocalScheduler(LocalScheduler):
         refuse_array(app)
         warn_of_ignored(app, BACKEND, "devices", "capabilities", "mounts")
         info = super()._submit_dryrun(app, cfg)
-        outcome_file = Record(host_directory() / info.request.app_id).outcome_file
+        record = Record(host_directory() / info.request.app_id)
+        files = {OUTCOME_VARIABLE: str(record.outcome_file), PROGRESS_VARIABLE: str(record.training_file)}
         for replica in chain.from_iterable(info.request.role_params.values()):
-            replica.env |= {OUTCOME_VARIABLE: str(outcome_file), "PATH": _path(replica, cfg.prepend_cwd)}
+            replica.env |= {**files, "PATH": _path(replica, cfg.prepend_cwd)}
         return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[PopenRequest, BuiltinOpts]) -> str:
@@ -164,6 +166,11 @@ class PersistentLocalScheduler(LocalScheduler):
             except SchedulerError as error:
                 warnings.warn(str(error), stacklevel=2)
         return found
+
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if it has not said."""
+        record = Record.of(app_id)
+        return record.training() if record else None
 
     def log_iter(
         self,

@@ -7,8 +7,8 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus
 
 from schedulers.first_error import first_error, structured, tail
-from schedulers.local.record import STARTING_AGAIN, Job, Process, Progress, Record, Replica
-from schedulers.predecessors import ENDED, step_of
+from schedulers.local.record import STARTING_AGAIN, Job, Process, Progress, Record, Replica, being_cancelled
+from schedulers.predecessors import ENDED
 from trainer.core.outcome import is_final
 from trainer.core.secrets import without_secrets
 
@@ -24,7 +24,7 @@ def describe(record: Record) -> DescribeAppResponse:
         app_id=job.app_id,
         state=AppState[progress.state],
         num_restarts=progress.restarts,
-        msg=progress.message or _step(job, progress) or NONE,
+        msg=_message(record, job, progress) or NONE,
         # The line that the trainer has left says better why a job ended than the exit of its ranks.
         structured_error_msg=NONE if is_final(record.outcome()) else _first_error(job, progress),
         ui_url=f"file://{job.log_dir}",
@@ -33,8 +33,14 @@ def describe(record: Record) -> DescribeAppResponse:
     )
 
 
-def _step(job: Job, progress: Progress) -> str:
-    return step_of(tail(Path(job.replicas[0].combined))) if progress.state == "RUNNING" else ""
+def _message(record: Record, job: Job, progress: Progress) -> str:
+    # The supervisor notices a moment later that it is to cancel the job, and may be restarting it then.
+    if record.cancel_file.exists() and progress.state not in ENDED:
+        return being_cancelled(job)
+    if progress.message or progress.state != "RUNNING":
+        return progress.message
+    training = record.training()
+    return training.in_words() if training else record.how_far()
 
 
 def role_fields(role: Role) -> dict[str, object]:

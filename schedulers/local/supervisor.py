@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from schedulers.local.processes import end_with_parent
-from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica, look
+from schedulers.local.record import STARTING_AGAIN, Process, Progress, Record, Replica, being_cancelled, look
 from schedulers.local.restarts import Restarts
 from schedulers.predecessors import missed, waits_for
 from trainer.core.outcome import SAVED_STEP_VARIABLE, is_final, is_finished, is_stopped, is_wrong_input
@@ -142,6 +142,7 @@ class Supervisor:
     def attempt(self) -> None:
         """Starts all replicas and waits until all have ended."""
         self.record.outcome_file.unlink(missing_ok=True)
+        self.record.training_file.unlink(missing_ok=True)
         self.running = []
         self.progress.state, self.progress.message, self.progress.processes = "RUNNING", "", []
         for replica, logs in zip(self.job.replicas, self.logs, strict=True):
@@ -209,7 +210,7 @@ class Supervisor:
     def terminate(self) -> None:
         """Sends SIGTERM to the replicas that still run, on which they save and leave."""
         if self.cancelled:
-            self.progress.message = f"being cancelled; killed after {self.job.grace_seconds} seconds"
+            self.progress.message = being_cancelled(self.job)
             self.record.write(self.progress)
         for process in self.running:
             if process.poll() is None:

@@ -1,27 +1,35 @@
-"""The id of a Slurm job in handles: its number, and its cluster if it was submitted to one by name."""
+"""The id of a Slurm job in handles: its number, with its cluster and host if these are not this machine's own."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class AppId:
-    """The id of a Slurm job: on this machine's own cluster or its federation, or on the cluster that is named.
+    """The id of a Slurm job: on the cluster of this machine or its federation, or on the one that is named.
 
     Attributes:
         number: Slurm's number, or NUMBER_TASK for a task of an array.
-        cluster: The cluster; empty for this machine's own.
+        cluster: The cluster; empty for that of the machine or of the host.
+        host: The host over which the cluster is reached by SSH; empty for this machine.
     """
 
     number: str
     cluster: str = ""
+    host: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "AppId":
-        """Returns the id that is written NUMBER or NUMBER@CLUSTER."""
-        number, _, cluster = text.partition("@")
-        return cls(number, cluster)
+        """Returns the id that is written NUMBER, NUMBER@CLUSTER, or either after HOST and a colon."""
+        host, _, there = text.rpartition(":")
+        number, _, cluster = there.partition("@")
+        return cls(number, cluster, host)
 
     def __str__(self) -> str:
+        return f"{self.host}:{self.there}" if self.host else self.there
+
+    @property
+    def there(self) -> str:
+        """The id as the host itself writes it."""
         return f"{self.number}@{self.cluster}" if self.cluster else self.number
 
     @property

@@ -4,6 +4,7 @@ unset "${!SCONTROL_@}" "${!SINFO_@}" SLURM_TIME_FORMAT SLURM_CLUSTERS # which ch
 
 record=$job_dir/slurm-$id
 outcome_file=$record/outcome
+progress_file=$record/$progress_name
 restarts=${SLURM_RESTART_COUNT:-0} # counted by Slurm: a full disk must not let a job start again for ever
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ,)
 
@@ -28,9 +29,10 @@ prepare
 . "$job_dir/$environment_file" || end "failed: cannot read $job_dir/$environment_file" 1
 
 port=$(free_port) || end "failed: processes of ${nodes%%,*} hold all $ports ports from $first_port on" 1
-export "$rank0_variable=${nodes%%,*}" "$port_variable=$port" "$outcome_variable=$outcome_file"
+export "$rank0_variable=${nodes%%,*}" "$port_variable=$port" "$outcome_variable=$outcome_file" \
+    "$progress_variable=$progress_file"
 ((saved_step)) && export "$saved_step_variable=$saved_step"
-rm -rf "$outcome_file" "$record/layout" "$record/ended"
+rm -rf "$outcome_file" "$progress_file" "$record/layout" "$record/ended"
 mkdir "$record/ended"
 note "running on $nodes"
 

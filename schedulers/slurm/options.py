@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from torchx.schedulers.api import StructuredOpts
 
@@ -30,6 +30,15 @@ REFUSED = {
 @dataclass
 class SlurmOpts(StructuredOpts):
     """The options; a list is written `a,b` on the command line, and lists of lines `a;b`."""
+
+    host: str | None = None
+    """Login node to submit over SSH, HOST or USER@HOST, as ssh takes it; this machine if unset."""
+
+    remote_dir: str = "~/.torchx-recsys"
+    """Directory on the host for code and jobs, which all nodes share."""
+
+    venv: str | None = None
+    """Virtual environment of the job, on the cluster: its programs are found first."""
 
     partition: list[str] | None = None
     """Partitions, the first free one is used; the cluster's default if unset."""
@@ -138,6 +147,11 @@ class SlurmOpts(StructuredOpts):
         check_least("ntasks_per_node", self.ntasks_per_node, 1)
         check_least("max_free_restarts", self.max_free_restarts, 0)
         for one in self.predecessors:
+            if AppId.parse(one.app_id).host != (self.host or ""):
+                raise SchedulerError(
+                    f"{one.option}: must be a job {f'on the host {self.host}' if self.host else 'of this machine'}: a"
+                    " job waits only for jobs of its own cluster"
+                )
             if not AppId.parse(one.app_id).number.isdecimal():
                 raise SchedulerError(f"{one.option}: must end with the number of a Slurm job")
         if self.predecessors and self.dependency:
@@ -150,6 +164,8 @@ class SlurmOpts(StructuredOpts):
                 raise SchedulerError(f"-cfg sbatch_args={arg}: cannot be used: {why}")
         if self.open_mode not in OPEN_MODES:
             raise SchedulerError(f"-cfg open_mode={self.open_mode}: must be {' or '.join(OPEN_MODES)}")
+        if self.venv is not None and not re.match(r"[~/]", self.venv):
+            raise SchedulerError(f"-cfg venv={self.venv}: must be an absolute path, or begin with ~")
         for option in fields(self):
             if "\n" in str(getattr(self, option.name)):
                 raise SchedulerError(f"-cfg {option.name}: must not contain a line break")
@@ -158,6 +174,22 @@ class SlurmOpts(StructuredOpts):
     def predecessors(self) -> list[Predecessor]:
         """The jobs that this one waits for."""
         return predecessors("slurm", self.after, self.after_any)
+
+    @property
+    def predecessors_there(self) -> list[Predecessor]:
+        """The same, with the handles that they have on the host."""
+        return [
+            replace(one, handle=f"{one.handle.rpartition('/')[0]}/{AppId.parse(one.app_id).there}")
+            for one in self.predecessors
+        ]
+
+    def before(self) -> list[str]:
+        """Returns lines of shell that come before all of the job's own."""
+        if self.venv is None:
+            return []
+        home, rest = ('"$HOME"', self.venv[1:]) if self.venv.startswith("~") else ("", self.venv)
+        folder = home + (shlex.quote(rest) if rest else "")
+        return [f"export VIRTUAL_ENV={folder}", 'export PATH="$VIRTUAL_ENV/bin:$PATH"']
 
     def place(self, own: str, waits: list[Predecessor]) -> str:
         """Returns the cluster, of several, that has the jobs to wait for; empty if any cluster will do.

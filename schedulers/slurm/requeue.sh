@@ -1,8 +1,9 @@
 # How a job ends or is put back into the queue: functions for batch.sh, which follows and sets variables they use.
 # Assigned before, by script.py: job_dir log role max_retries max_free_restarts open_mode srun_args container_args
-# environment_file index_folder cancelled_file wait_seconds outcome_variable saved_step_variable rank0_variable
-# finished_word saved_word stopped_word stopped_code wrong_input_words wrong_input_code; and id, by which scontrol
-# knows the job, or the task of an array: the number of an array's last task is the array's, too.
+# environment_file index_folder cancelled_file wait_seconds outcome_variable progress_variable progress_name
+# saved_step_variable rank0_variable finished_word saved_word stopped_word stopped_code wrong_input_words
+# wrong_input_code; and id, by which scontrol knows the job, or the task of an array: the number of an array's last task
+# is the array's, too.
 
 # The beginning of srun's message on a replica that has failed.
 failed_replica='srun: error: \([^:]*\): tasks\? \([^:]*\): '

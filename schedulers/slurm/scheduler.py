@@ -3,15 +3,12 @@
 It takes the place of TorchX's own, which makes a heterogeneous job of one component for each replica.
 """
 
-import contextlib
 import logging
-import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,22 +16,27 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.schedulers.ids import make_unique
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, Role, Workspace, is_terminal, make_app_handle, runopts
-from torchx.workspace import WorkspaceMixin, walk_workspace
+from torchx.workspace import WorkspaceMixin
 
 from schedulers import log_files
-from schedulers.command_check import check_command
+from schedulers.command_check import SECONDS, Program, check_command
 from schedulers.contract import warn_of_ignored
-from schedulers.errors import MaybeSubmitted, SchedulerError
-from schedulers.first_error import tail
-from schedulers.notify import check_tags, notifier
+from schedulers.errors import SchedulerError
+from schedulers.notify import CHECK, check_tags, notifier
 from schedulers.predecessors import outstanding
 from schedulers.slurm import commands as slurm
 from schedulers.slurm.app_id import AppId
+from schedulers.slurm.code import Code
+from schedulers.slurm.host import Host, reach
+from schedulers.slurm.job_directory import new_directory, new_directory_there, run_as_job
 from schedulers.slurm.options import SlurmOpts, dependency
-from schedulers.slurm.record import SCRIPT, About, Index, Record
+from schedulers.slurm.record import ABOUT, SCRIPT, About, Index, Record, record_of
 from schedulers.slurm.script import SlurmRequest, request
 from schedulers.slurm.status import View, describe_array
+from schedulers.slurm.transport import HERE, HostAway, Transport
 from schedulers.state_directory import check_state_directory
+from trainer.core.outcome import WRONG_INPUT
+from trainer.core.progress import TrainingProgress
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     def __init__(self, session_name: str) -> None:
         super().__init__("slurm", session_name)
         self._lock = Lock()
+        self._indices: dict[str, Index] = {}
         self._seen: dict[str, tuple[float, DescribeAppResponse | None]] = {}
 
     def _run_opts(self) -> runopts:
@@ -62,6 +65,8 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
     def _submit_dryrun(self, app: AppDef, cfg: SlurmOpts) -> AppDryRunInfo[SlurmRequest, SlurmOpts]:
         warn_of_ignored(app, self.backend, "devices", "capabilities")
+        if cfg.host:
+            return AppDryRunInfo(_request_there(app, cfg), str)
         here = Path.cwd()
         if cfg.job_dir is None:
             job_dir, work_dir = here / JOBS / make_unique(app.name), here
@@ -70,7 +75,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             if job_dir.exists():
                 again = f", or submit it again: sbatch {job_dir / SCRIPT}" if (job_dir / SCRIPT).exists() else ""
                 raise SchedulerError(f"-cfg job_dir={cfg.job_dir}: exists already: name a new directory{again}")
-        opts = replace(cfg, clusters=cfg.clusters or slurm.default_clusters() or None)
+        opts = replace(cfg, clusters=cfg.clusters or slurm.default_clusters(HERE) or None)
         return AppDryRunInfo(request(app, opts, job_dir, work_dir), str)
 
     def schedule(self, dryrun_info: AppDryRunInfo[SlurmRequest]) -> str:
@@ -83,49 +88,45 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             MaybeSubmitted: Slurm gave no answer; the job directory stays, as the job may run yet.
         """
         wanted, app = dryrun_info.request, dryrun_info.app
-        check_state_directory()
-        check_tags(wanted.opts.notify or [])
+        at = reach(wanted.opts.host or "")
+        if isinstance(at, Host):
+            assert app
+            wanted = _in_full(at, wanted, app)
+        else:
+            check_state_directory()
+            check_tags(wanted.opts.notify or [])
+        _check_venv(at, wanted.opts)
         waits = outstanding(wanted.opts.predecessors, self._look)
-        options = dependency(waits, wanted.opts.place(self._index.cluster, waits)) if waits else []
-        with contextlib.ExitStack() as if_refused:
-            try:
-                for folder in reversed([*_missing(wanted.job_dir.parent)]):
-                    folder.mkdir(exist_ok=True)
-                    if_refused.callback(_remove_if_empty, folder)
-                wanted.job_dir.mkdir(parents=True)
-                if_refused.callback(shutil.rmtree, wanted.job_dir, ignore_errors=True)
-                if wanted.opts.job_dir is not None and app and app.roles[0].workspace:
-                    _copy(app.roles[0].workspace, wanted.job_dir)
-                wanted.write()
-            except OSError as error:
-                raise SchedulerError(
-                    f"{wanted.job_dir}: the job directory cannot be written: {error.strerror or error}; run torchx in"
-                    " a directory that can, or give -cfg job_dir"
-                ) from error
-            _check_lead(wanted.opts)
+        options = dependency(waits, wanted.opts.place(self._index(at).cluster, waits)) if waits else []
+        with _new_directory(at, wanted, app):
+            _check_lead(at, wanted.opts)
+            if isinstance(at, Host) and wanted.opts.notify:
+                _check_tags_there(at, wanted, wanted.opts.notify)
             if app and not waits and not _changes_python(wanted.opts):
-                check_command(app.roles[0], wanted.job_dir if wanted.opts.job_dir is not None else Path.cwd())
-            try:
-                app_id = slurm.submit(wanted.job_dir / SCRIPT, options, wanted.about.clusters)
-            except MaybeSubmitted:
-                if_refused.pop_all()
-                raise
-            if_refused.pop_all()
+                check_command(app.roles[0], wanted.work_dir, _program(at, wanted))
+            script = wanted.job_dir / SCRIPT
+            app_id = slurm.submit(at, script, wanted.script, options, wanted.about.clusters)
         app_id = self._shortest(app_id)
-        self._index.add(app_id, wanted.job_dir)
+        try:
+            self._index(at).add(app_id, wanted.job_dir)
+        except HostAway as error:  # the job is submitted, and adds itself when it starts
+            log.warning("`torchx list` shows job %s once it has started: %s", app_id, error)
         if wanted.opts.notify and app:
-            self._submit_notifier(str(app_id), app.name, wanted.opts)
+            self._submit_notifier(app_id, app.name, wanted.opts)
         return str(app_id)
 
     def _shortest(self, app_id: AppId) -> AppId:
-        """Returns an id without the name of this machine's own cluster."""
-        return replace(app_id, cluster="") if app_id.cluster == self._index.cluster else app_id
+        """Returns an id without the name of the machine's own cluster."""
+        own = self._index(reach(app_id.host)).cluster
+        return replace(app_id, cluster="") if app_id.cluster == own else app_id
 
-    def _submit_notifier(self, app_id: str, name: str, opts: SlurmOpts) -> None:
-        handle = make_app_handle(self.backend, self.session_name, app_id)
-        same = {key: getattr(opts, key) for key in ("partition", "account", "qos", "reservation", "setup", "clusters")}
+    def _submit_notifier(self, app_id: AppId, name: str, opts: SlurmOpts) -> None:
+        handle = make_app_handle(self.backend, self.session_name, str(app_id))
+        there = make_app_handle(self.backend, self.session_name, app_id.there)  # where the notifier runs
+        keys = ("partition", "account", "qos", "reservation", "setup", "clusters", "host", "remote_dir", "venv")
+        same = {key: getattr(opts, key) for key in keys}
         own = SlurmOpts(after_any=[handle], time=NOTIFIER_TIME, requeue=False, **same)
-        request: Any = self.submit_dryrun(notifier(handle, name, opts.notify or []), own)
+        request: Any = self.submit_dryrun(notifier(handle, name, opts.notify or [], there), own)
         try:
             self.schedule(request)
         except SchedulerError as error:  # the job itself is submitted
@@ -133,17 +134,20 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
     def identity(self, request: SlurmRequest) -> str:
         """Returns a name for the job of a request, known before the job is submitted."""
-        return str(request.job_dir / SCRIPT)
+        return f"{request.opts.host}:{request.job_dir / SCRIPT}" if request.opts.host else str(request.job_dir / SCRIPT)
 
     def find(self, identity: str) -> str | None:
         """Returns the app id of the job with an identity; None if it was not submitted."""
-        script = Path(identity)
-        if not script.exists():
+        host, _, path = identity.rpartition(":") if not identity.startswith("/") else ("", "", identity)
+        at = reach(host)
+        script = at.absolute(path)
+        if not at.exists(script):
             return None
-        noted = (record.app_id for record in self._index.records() if record.job_dir == script.parent)
+        noted = (record.app_id for record in self._index(at).records() if record.job_dir == script.parent)
         if found := next(noted, None):
             return str(found)
-        listed = slurm.job_of(script, About.read(script.parent).clusters)
+        at.pull(script.parent / ABOUT)
+        listed = slurm.submitted_as(at, script, About.read(at.here(script.parent)).clusters)
         return str(self._shortest(listed)) if listed else None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
@@ -164,19 +168,26 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
 
     def _tasks(self, app_id: str) -> Sequence[str]:
         """Returns the ids of the tasks of an array; empty for any other job."""
-        record = self._index.find(AppId.parse(app_id))
+        record = self._find(AppId.parse(app_id))
         return [str(task.app_id) for task in record.tasks] if record else []
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
         """Returns the jobs that TorchX has submitted from this account, the newest first."""
-        records = self._index.records()
-        jobs = slurm.states([record.app_id for record in records if not record.tasks])
+        at = reach(str((cfg or {}).get("host") or ""))
+        records = self._index(at).records()
+        jobs = slurm.states(at, [record.app_id for record in records if not record.tasks])
+        at.pull(*(file for record in records for file in record.files))
 
         def state(record: Record) -> AppState:
             answer = self.describe(str(record.app_id)) if record.tasks else None
             return answer.state if answer else View(jobs.get(record.app_id), record).state
 
         return [ListAppResponse(str(record.app_id), state(record), name=record.about.name) for record in records]
+
+    def progress(self, app_id: str) -> TrainingProgress | None:
+        """Returns how far a job is that runs; None if it has not said, and for an array, whose tasks say it."""
+        record = self._find(AppId.parse(app_id))
+        return record.training() if record else None
 
     def check_known(self, app_id: str) -> None:
         """Refuses a job that Slurm has forgotten, as its end is unknown.
@@ -189,16 +200,25 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             raise SchedulerError(f"{handle}: Slurm knows no such job; if it was one of another cluster, look there")
 
     def _cancel_existing(self, app_id: str) -> None:
-        if record := self._index.find(AppId.parse(app_id)):
+        named = AppId.parse(app_id)
+        record = self._find(named)
+        if record:
             record.note_cancelled()
-        slurm.cancel(AppId.parse(app_id))
+        try:
+            slurm.cancel(reach(named.host), named)
+        except SchedulerError:
+            if record:
+                record.note_not_cancelled()
+            raise
+        self._seen.pop(app_id, None)  # what was read before
 
     def _delete_existing(self, app_id: str) -> None:
         if not self._ended(app_id):
             self._cancel_existing(app_id)
         if record := self._view(app_id).record:
-            self._index.remove(AppId.parse(app_id))
-            log.info("job %s is not listed any more; its files are still in %s", app_id, record.job_dir)
+            self._index(record.at).remove(AppId.parse(app_id))
+            where = f"{record.at.host}:{record.job_dir}" if record.at.host else record.job_dir
+            log.info("job %s is not listed any more; its files are still in %s", app_id, where)
 
     def log_iter(
         self,
@@ -230,28 +250,35 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
             raise SchedulerError(f"{role_name}/{k}: job {app_id} has {record.role}/0 to {record.role}/{last}")
         kinds = {Stream.STDOUT: ("out",), Stream.STDERR: ("err",)}.get(streams or Stream.COMBINED, ("out", "err"))
         files = [record.replica_log(k, kind) for kind in kinds]
-        if not should_tail and not any(file.exists() for file in files) and self._ended(app_id):
+        if not should_tail and not any(record.at.exists(file) for file in files) and self._ended(app_id):
             answer = self.describe(app_id)
             raise SchedulerError(f"{role_name}/{k}: job {app_id} left no log: {answer.msg if answer else ''}")
-        found = log_files.lines(files, (lambda: self._ended(app_id)) if should_tail else None)
+        ended = (lambda: self._ended(app_id)) if should_tail else None
+        found = log_files.lines(files, ended, record.at.open_log, record.at.poll_seconds)
         return log_files.matching(regex, found)
 
     def _ended(self, app_id: str) -> bool:
         answer = self.describe(app_id)
         return answer is None or is_terminal(answer.state)
 
-    @cached_property
-    def _index(self) -> Index:
-        return Index(slurm.cluster())
+    def _index(self, at: Transport) -> Index:
+        if at.host not in self._indices:
+            self._indices[at.host] = Index(slurm.cluster(at), at)
+        return self._indices[at.host]
+
+    def _find(self, named: AppId) -> Record | None:
+        return self._index(reach(named.host)).find(named)
 
     def _view(self, app_id: str) -> View:
         named = AppId.parse(app_id)
-        job, record = slurm.job(named), self._index.find(named)
+        job, record = slurm.job(reach(named.host), named), self._find(named)
         if job and job.command:
             script = Path(job.command)
             # A cluster that was set up again counts jobs from 1 again, and plain sbatch adds no job to the index.
             if record is None or record.job_dir != script.parent:
-                record = Record(script.parent, named) if script.name == SCRIPT and os.access(script, os.R_OK) else None
+                record = record_of(script, named, reach(named.host))
+        if record:
+            record.at.pull(*record.files)
         return View(job, record, self._look)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
@@ -261,19 +288,51 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         view = self._view(app_id)
         if not (view.job or view.record):
             return None, ""
-        return view.state.name, tail(view.record.replica_log(0, "out")) if view.record else ""
+        return view.state.name, view.how_far()
 
 
-def _missing(folder: Path) -> Iterator[Path]:
-    """Yields a directory and its parents as far as they do not exist, the innermost first."""
-    while not folder.exists():
-        yield folder
-        folder = folder.parent
+def _request_there(app: AppDef, opts: SlurmOpts) -> SlurmRequest:
+    """Renders an app for a host, with paths that begin with ~ if they do in the options."""
+    folder = Path(opts.remote_dir)
+    code = Code.of(app.roles[0].workspace or Workspace(projects={str(Path.cwd()): ""}))
+    if opts.job_dir is not None:
+        job_dir = work_dir = folder / (opts.job_dir if not opts.job_dir.startswith("~") else Path(opts.job_dir))
+    else:
+        job_dir, work_dir = folder / "jobs" / make_unique(app.name), folder / "code" / code.digest
+    return request(app, opts, job_dir, work_dir, code)
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # another job is in it by now
-        folder.rmdir()
+def _in_full(at: Host, wanted: SlurmRequest, app: AppDef) -> SlurmRequest:
+    """Returns a request with the paths and the clusters that it has on the host."""
+    opts = wanted.opts
+    clusters = opts.clusters or slurm.default_clusters(at) or None
+    opts = replace(opts, remote_dir=str(at.absolute(opts.remote_dir)), clusters=clusters)
+    job_dir, work_dir = (at.absolute(str(folder)) for folder in (wanted.job_dir, wanted.work_dir))
+    return request(app, opts, job_dir, work_dir, wanted.code)
+
+
+def _new_directory(at: Transport, wanted: SlurmRequest, app: AppDef | None) -> AbstractContextManager[None]:
+    if isinstance(at, Host):
+        return new_directory_there(at, wanted)
+    workspace = app.roles[0].workspace if app and wanted.opts.job_dir is not None else None
+    return new_directory(wanted, workspace)
+
+
+def _program(at: Transport, wanted: SlurmRequest) -> Program | None:
+    """Returns how the command of a job is checked where it cannot be done here."""
+    return (lambda words, _: run_as_job(at, wanted, words, SECONDS)) if isinstance(at, Host) else None
+
+
+def _check_tags_there(at: Host, wanted: SlurmRequest, tags: list[str]) -> None:
+    code, errors = run_as_job(at, wanted, ["python", "-P", "-m", "schedulers.notify", CHECK, *tags], SECONDS)
+    if code == WRONG_INPUT:
+        raise SchedulerError(f"{at.host}: {errors.strip()}; nothing was submitted")
+
+
+def _check_venv(at: Transport, opts: SlurmOpts) -> None:
+    if opts.venv and not at.exists(at.absolute(opts.venv) / "bin" / "python"):
+        where = f" on {at.host}" if at.host else ""
+        raise SchedulerError(f"-cfg venv={opts.venv}: has no bin/python{where}: make it there, or leave venv out")
 
 
 def _changes_python(opts: SlurmOpts) -> bool:
@@ -281,32 +340,17 @@ def _changes_python(opts: SlurmOpts) -> bool:
     return bool(opts.setup or opts.container_image or opts.dependency)
 
 
-def _check_lead(opts: SlurmOpts) -> None:
+def _check_lead(at: Transport, opts: SlurmOpts) -> None:
     """Refuses a warning that would come before the job has begun, if the options do not say the time limit."""
     if opts.time:
         return
-    if limit := slurm.of_all_jobs("time"):
+    if limit := slurm.of_all_jobs(at, "time"):
         opts.check_lead(limit)
         return
     for cluster in opts.clusters or [""]:
-        limits = slurm.default_limits(cluster)
-        for partition in opts.partition or (slurm.of_all_jobs("partition") or "").split(","):
+        limits = slurm.default_limits(at, cluster)
+        for partition in opts.partition or (slurm.of_all_jobs(at, "partition") or "").split(","):
             opts.check_lead(limits.get(partition or None))
-
-
-def _copy(workspace: Workspace, target: Path) -> None:
-    """Copies the workspace without the files that .torchxignore excludes."""
-    from fsspec.implementations.local import LocalFileSystem
-
-    for source, below in workspace.projects.items():
-        root = Path(source).resolve()
-        # Listed before anything is copied: the target may be below the source.
-        found = [(Path(folder), [*files]) for folder, _, files in walk_workspace(LocalFileSystem(), str(root))]
-        for folder, names in found:
-            into = target / below / folder.relative_to(root)
-            for name in names if not folder.is_relative_to(target) else ():
-                into.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(folder / name, into / name)
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> SlurmScheduler:

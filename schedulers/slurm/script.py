@@ -19,8 +19,9 @@ from schedulers.contract import (
     assignments,
 )
 from schedulers.errors import SchedulerError
+from schedulers.slurm.code import Code
 from schedulers.slurm.options import SlurmOpts, dependency, sbatch_word
-from schedulers.slurm.record import CANCELLED, INDEX, SCRIPT, About
+from schedulers.slurm.record import ABOUT, CANCELLED, INDEX, SCRIPT, About
 from schedulers.state_directory import STATE_FOLDER
 from trainer.core.secrets import has_secrets
 
@@ -52,28 +53,41 @@ class SlurmRequest:
     about: About
     opts: SlurmOpts
     job_dir: Path
+    work_dir: Path
     script: str
     environment: str = field(repr=False)
+    code: Code | None = None  # of a job on a host
+
+    @property
+    def files(self) -> dict[str, tuple[str, int]]:
+        """The files of the job directory: text and mode of each."""
+        secret = has_secrets(self.script)
+        script, environment = (self.script, 0o600 if secret else 0o666), (self.environment, 0o600)
+        return {ABOUT: (self.about.text, 0o666), SCRIPT: script, ENVIRONMENT: environment}
+
+    @property
+    def code_dir(self) -> Path:
+        """The directory of the code on a host."""
+        assert self.code
+        return Path(self.opts.remote_dir, "code", self.code.digest)
 
     def write(self) -> None:
         """Writes the files into the job directory, which exists."""
-        self.about.write(self.job_dir)
-        script = self.job_dir / SCRIPT
-        script.touch(mode=0o600 if has_secrets(self.script) else 0o666)
-        script.write_text(self.script)
-        environment = self.job_dir / ENVIRONMENT
-        environment.touch(mode=0o600)
-        environment.write_text(self.environment)
+        for name, (text, mode) in self.files.items():
+            file = self.job_dir / name
+            file.touch(mode=mode)
+            file.write_text(text)
 
     def __str__(self) -> str:
         names = re.findall(r"^export (\w+)=", self.environment, re.MULTILINE)
         held = f"# {self.job_dir / ENVIRONMENT}, which only you can read, sets {', '.join(names)}"
         waits = dependency(self.about.predecessors)
         submitted = f"# submitted with {' '.join(waits)}\n" if waits else ""
-        return f"# {self.job_dir / SCRIPT}\n{submitted}{self.script}\n{held}\n"
+        at = f"{self.opts.host}:" if self.opts.host else ""
+        return f"# {at}{self.job_dir / SCRIPT}\n{submitted}{self.script}\n{held}\n"
 
 
-def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> SlurmRequest:
+def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path, code: Code | None = None) -> SlurmRequest:
     """Renders an app.
 
     Args:
@@ -81,6 +95,7 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
         opts: The options of the scheduler.
         job_dir: Directory for the job's files.
         work_dir: Directory in which the job runs.
+        code: The code that is sent to the host of the job.
 
     Raises:
         SchedulerError: Slurm cannot run the app, or not with these options.
@@ -102,9 +117,19 @@ def request(app: AppDef, opts: SlurmOpts, job_dir: Path, work_dir: Path) -> Slur
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise SchedulerError(f"--env {name}: must be the name of a variable: letters, digits and _")
     return SlurmRequest(
-        about=About(app.name, role.name, role.num_replicas, opts.predecessors, array, opts.clusters or []),
+        about=About(
+            app.name,
+            role.name,
+            role.num_replicas,
+            opts.predecessors_there,
+            array,
+            opts.clusters or [],
+            code.digest if code else "",
+        ),
         opts=opts,
         job_dir=job_dir,
+        work_dir=work_dir,
+        code=code,
         script=_script(app.name, roles, opts, job_dir, work_dir, app_id),
         environment="".join(_export(name, value, app_id) for name, value in role.env.items() if not _is_own(value)),
     )
@@ -144,7 +169,7 @@ def _script(name: str, roles: list[Role], opts: SlurmOpts, job_dir: Path, work_d
         f"srun_args=({shlex.join(_srun_args(role, opts))})",
         f"container_args=({shlex.join(_container_args(role, opts, job_dir))})",
         "",
-        *("setup() {", *(f"    {line}" for line in opts.setup or [":"]), "}"),
+        *("setup() {", *(f"    {line}" for line in [*opts.before(), *(opts.setup or [])] or [":"]), "}"),
         "",
         *("replica() {", *(f"    {line}" for line in replica), "}"),
     ]

@@ -9,11 +9,12 @@ from functools import cached_property
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Role, RoleStatus, is_terminal
 
-from schedulers.first_error import first_error, structured, tail
-from schedulers.predecessors import Look, Predecessor, missed, step_of, waits_for
+from schedulers.first_error import first_error, structured
+from schedulers.predecessors import Look, Predecessor, missed, waits_for
 from schedulers.slurm.commands import SlurmJob, hostnames
 from schedulers.slurm.record import Record
 from trainer.core.outcome import STOPPED_WORD, WRONG_INPUT_WORDS
+from trainer.core.progress import TrainingProgress, step_of
 
 FINAL_STATES = {"succeeded": AppState.SUCCEEDED, "failed": AppState.FAILED, "cancelled": AppState.CANCELLED}
 # The state of an array is the first of these that any of its tasks has.
@@ -81,9 +82,14 @@ class View:
             num_restarts=self._restarts,
             msg=self._message(),
             structured_error_msg=self._first_error() if self.state == AppState.FAILED and role else NONE,
-            roles=[Role(name=role, image="", num_replicas=self._replicas)] if role else [],
+            roles=[Role(name=role, image="", num_replicas=self._replicas, metadata=self._code)] if role else [],
             roles_statuses=[RoleStatus(role, self._replica_statuses(role))] if role else [],
         )
+
+    @property
+    def _code(self) -> dict[str, str]:
+        """The digest of the code that was sent to a host."""
+        return {"code": self.record.about.code} if self.record and self.record.about.code else {}
 
     @property
     def _restarts(self) -> int:
@@ -97,7 +103,10 @@ class View:
         if self.state == AppState.PENDING:
             return []
         nodes, counts = self.record.layout if self.record else ("", [])
-        return [host for host, count in zip(hostnames(nodes), counts, strict=False) for _ in range(count)]
+        return [host for host, count in zip(self._names(nodes), counts, strict=False) for _ in range(count)]
+
+    def _names(self, nodes: str) -> list[str]:
+        return hostnames(self.record.at, nodes) if self.record else []
 
     @property
     def _replicas(self) -> int:
@@ -124,18 +133,22 @@ class View:
             return NONE
         replica, failure = next(iter(self._failures.items()))
         log = self.record.replica_log(replica, "err")
-        if not (error := first_error(tail(log))):
+        if not (error := first_error(self.record.tail(replica, "err"))):
             return NONE
         message = f"{self.record.role}/{replica}, {error}"
-        return structured(message, json.loads(failure)["errorCode"], log.stat().st_mtime)
+        return structured(message, json.loads(failure)["errorCode"], self.record.at.here(log).stat().st_mtime)
 
     @cached_property
     def _last_log(self) -> str:
         """Returns what the batch script, srun and Slurm wrote in the last attempt."""
-        log = self.record.batch_log if self.record else None
+        log = self.record.at.here(self.record.batch_log) if self.record else None
         if not log or not log.exists():
             return ""
         return re.split(r"^\[torchx\] .* running on ", log.read_text(errors="replace"), flags=re.MULTILINE)[-1]
+
+    @property
+    def _last_log_exists(self) -> bool:
+        return bool(self.record and self.record.at.here(self.record.batch_log).exists())
 
     @cached_property
     def _failures(self) -> dict[int, str]:
@@ -148,11 +161,11 @@ class View:
         return found
 
     def _message(self) -> str:
-        parts = [self._reason(), self._placement()]
+        parts = [self._reason(), self._placement(), *(f"code {digest}" for digest in self._code.values())]
         if self.state == AppState.FAILED and self.record:
             log = self.record.batch_log
             shared = f"its node could not write {log}: the job directory must be on storage that all nodes share"
-            parts.append(f"see {log}" if log.exists() else shared)
+            parts.append(f"see {log}" if self._last_log_exists else shared)
         return "; ".join(part for part in parts if part)
 
     def _reason(self) -> str:
@@ -173,15 +186,29 @@ class View:
             return f"{self.job.slurm_state}{_ending(self.job)}{self._why()}"
         if self.state != AppState.RUNNING:
             return ""
-        step = step_of(tail(self.record.replica_log(0, "out"))) if self.record else ""
-        return ", ".join(filter(None, [self.job.slurm_state.lower(), step]))
+        training, cancelled = self.training(), self.record and self.record.cancelled
+        how_far = training.in_words() if training else self._step()
+        return ", ".join(filter(None, [self.job.slurm_state.lower(), "being cancelled" if cancelled else "", how_far]))
+
+    def training(self) -> TrainingProgress | None:
+        """Returns how far the job is; None if it has not said, or does not run."""
+        return self.record.training() if self.record and self.state == AppState.RUNNING else None
+
+    def how_far(self) -> str:
+        """Returns how far the job is in a few words; empty if nothing is known of it."""
+        training = self.training()
+        return training.short() if training else self._step()
+
+    def _step(self) -> str:
+        """Returns the step that the log shows, of a job that writes no progress."""
+        return step_of(self.record.tail(0, "out")) if self.record else ""
 
     def _why(self) -> str:
         """Returns why a job ended if its batch script has noted nothing."""
         assert self.job
         if self.job.reason == NEVER_MET:
             return f": {self._missed or f'a job that it depends on did not end as asked ({self.job.reason})'}"
-        if self.record and self.record.batch_log.exists() and self.job.slurm_state == "FAILED" and self.job.signal:
+        if self.record and self._last_log_exists and self.job.slurm_state == "FAILED" and self.job.signal:
             again = f"submit it again to go on: sbatch {self.record.script}"
             return f": the batch script itself was killed, and nobody was left to retry; {again}"
         return ""

@@ -38,8 +38,8 @@ def jobset(request):
 
 def kubernetes(request):
     resource = request.resource
-    (container,) = resource["spec"]["tasks"][0]["template"].spec.containers
-    return container.command, resource["metadata"]["name"]
+    (container,) = resource["spec"]["tasks"][0]["template"]["spec"]["containers"]
+    return container["command"], resource["metadata"]["name"]
 
 
 @pytest.mark.parametrize("scheduler", OPTIONS)

@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
+
+from torchx import plugins
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -12,7 +15,9 @@ FILES = sorted(
     for file in (ROOT / room).rglob("*.py")
 )
 MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
-CONTRACT = re.compile(r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]")
+CONTRACT = re.compile(
+    r"\b75\b|TORCHX_OUTCOME_FILE|TORCHX_PROGRESS_FILE|TORCHX_RANK0_HOST|['\"]?\b(finished|stopped)\b['\"*]"
+)
 
 
 def test_everything_imports_without_torch():
@@ -22,6 +27,13 @@ def test_everything_imports_without_torch():
     )
     assert done.returncode == 0, done.stderr
     assert len(MODULES) > 30
+
+
+def test_torchx_finds_the_plugins_in_one_way_and_without_an_error():
+    registry = plugins.registry()
+    ours = {one.name for one in entry_points(group="torchx.schedulers") if one.value.startswith("schedulers.")}
+    assert ours == {one["name"] for one in registry.to_dict()["scheduler"]} >= {"jobset", "local_cwd", "slurm"}
+    assert registry.errors == []
 
 
 def test_the_contract_is_spelled_in_one_place():

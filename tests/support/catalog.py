@@ -91,6 +91,7 @@ COMPONENTS = {
         *("--config", "c.toml", "--out", "s3://b/run", "--to", "s3://b/exports", "--static", "first"),
         *("--", "--data.segments.until", "09"),
     ],
+    "tools.track": ["--out", "s3://b/run", "--trackers", "mlflow", "--export", "s3://b/export"],
     "tools.checkpoints": ["--out", "s3://b/run", "--verify", "True", "--convert", "plain.pt", "--step", "0"],
     "tools.rewind": ["--out", "s3://b/run", "--segment", "2026-11-26", "--to", "s3://b/mended"],
     "tools.importance": [

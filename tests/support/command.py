@@ -3,7 +3,7 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tomli_w
@@ -34,12 +34,17 @@ def start_trainer(
     return start_forked(torchrun, *flags.split(), *words, environment=variables, output=output, errors=errors)
 
 
-def run_torchx(*words: str, cwd: Path, user: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `torchx WORDS` in a directory, as a user, who is ours if unset, and returns how it ended."""
+def run_torchx(
+    *words: str, cwd: Path, user: str = "", hidden: Sequence[Path] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs `torchx WORDS` in a directory, as a user, who is ours if unset, and returns how it ended.
+
+    Directories that are hidden are empty to it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output, errors, variables = Path(folder, "output"), Path(folder, "errors"), os.environ | environment
         streams = {"output": output, "errors": errors}
-        process = start_forked(torchx, *words, environment=variables, folder=cwd, user=user, **streams)
+        process = start_forked(torchx, *words, environment=variables, folder=cwd, user=user, hidden=hidden, **streams)
         return subprocess.CompletedProcess(words, process.wait(600), output.read_text(), errors.read_text())
 
 

@@ -30,6 +30,7 @@ SERVED = {
     ("", "v1", "events"): "Event",
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"): "JobSet",
     ("batch.volcano.sh", "v1alpha1", "jobs"): "Job",
+    ("scheduling.volcano.sh", "v1beta1", "podgroups"): "PodGroup",
     ("kueue.x-k8s.io", "v1beta1", "workloads"): "Workload",
 }
 
@@ -54,7 +55,9 @@ class Cluster:
         cut_log_after: How many lines the next log call sends before its connection is closed.
         validate: Called with every object that is posted; raises ValueError.
         admit: Called with every pod of a Job; returns why it is not made, which an event then says.
-        forbidden: Requests that this user may not send, by method and plural.
+        forbidden: Requests that this user may not send, by method and plural, or plural and part (`jobs/status`).
+        conflicts: How many of the next replacements meet an object that has changed meanwhile.
+        why_no_gang: What Volcano's scheduler says about new jobs, which then get no pods; empty if they fit.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,6 +73,8 @@ class Cluster:
         self.validate: Callable[[dict], None] = lambda resource: None
         self.admit: Callable[[dict], str] = lambda pod: ""
         self.forbidden: set[tuple[str, str]] = set()
+        self.conflicts = 0
+        self.why_no_gang = ""
         self.objects: dict[tuple[str, str, str], dict] = {}  # by kind, namespace, name
         self.changed = threading.Condition(threading.RLock())
         self.nodes = Nodes(self)
@@ -184,7 +189,7 @@ class Cluster:
                 self.nodes.delete(resource)
                 return resource
             del self.objects[kind, namespace, name]
-            for owned in [*self.all("Workload"), *self.all("Pod")]:
+            for owned in [*self.all("Workload"), *self.all("PodGroup"), *self.all("Pod")]:
                 if owned["metadata"].get("ownerUid") == resource["metadata"]["uid"]:
                     self.remove(owned["kind"], namespace, owned["metadata"]["name"])
             self.touch()
@@ -245,8 +250,9 @@ class Handler(BaseHTTPRequestHandler):
         key = (place["group"] or "", place["version"] or place["core"], place["plural"])
         if key not in self.cluster.kinds:
             raise Refused(404, "the server could not find the requested resource", "NotFound")
-        if (self.command, place["plural"]) in self.cluster.forbidden:
-            raise Refused(403, f"{place['plural']} is forbidden", "Forbidden")
+        resource = "/".join(filter(None, [place["plural"], place["sub"]]))
+        if {(self.command, place["plural"]), (self.command, resource)} & self.cluster.forbidden:
+            raise Refused(403, f"{resource} is forbidden", "Forbidden")
         kind, namespace, name = self.cluster.kinds[key], place["namespace"], place["name"]
         match self.command, name:
             case "GET", None:
@@ -270,6 +276,9 @@ class Handler(BaseHTTPRequestHandler):
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
                 merge(stored, self.body)
             else:
+                if self.cluster.conflicts:
+                    self.cluster.conflicts -= 1
+                    self.cluster.store(stored)
                 if self.body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
                     raise Refused(409, f'"{name}" has been modified', "Conflict")
                 stored["status"] = self.body["status"]

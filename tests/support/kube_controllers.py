@@ -266,6 +266,8 @@ def run_volcano(cluster, job: dict) -> None:
 def run_tasks(cluster, job: dict, pods: dict[str, dict]) -> None:
     """Starts the tasks of a Volcano Job that is not stopping, and watches them."""
     spec, state = job["spec"], job["status"]["state"]
+    if not pods and has_no_gang(cluster, job):
+        return
     for task in spec["tasks"]:
         if task["name"] not in pods:
             make_task_pod(cluster, job, task)
@@ -280,6 +282,19 @@ def run_tasks(cluster, job: dict, pods: dict[str, dict]) -> None:
         state["phase"] = "Failed" if failed else "Completed"
 
 
+def has_no_gang(cluster, job: dict) -> bool:
+    """Whether Volcano's scheduler keeps a job waiting, with its reason in the job's pod group."""
+    metadata, why = job["metadata"], cluster.why_no_gang
+    groups = [each for each in cluster.all("PodGroup") if each["metadata"]["ownerUid"] == metadata["uid"]]
+    if why and not groups:
+        group = {"kind": "PodGroup", "apiVersion": "scheduling.volcano.sh/v1beta1"}
+        condition = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources", "message": why}
+        group["metadata"] = {"name": f"{metadata['name']}-{metadata['uid']}", "ownerUid": metadata["uid"]}
+        group["status"] = {"phase": "Pending", "conditions": [condition]}
+        cluster.post("PodGroup", metadata["namespace"], group)
+    return bool(why)
+
+
 def make_task_pod(cluster, job: dict, task: dict) -> None:
     """Creates the pod of a task, with the hosts of all tasks in its environment."""
     pod = copy.deepcopy(task["template"])
@@ -290,6 +305,9 @@ def make_task_pod(cluster, job: dict, task: dict) -> None:
         variable = f"VC_{each['name'].upper().replace('-', '_')}_HOSTS"
         value = f"{job['metadata']['name']}-{each['name']}-0.{job['metadata']['name']}"
         pod["spec"]["containers"][0]["env"].append({"name": variable, "value": value})
+    if why := cluster.admit(pod):
+        warn(cluster, job, job["metadata"]["name"], f'Error creating: pods "{name}" is {why}')
+        return
     cluster.nodes.run(cluster.post("Pod", job["metadata"]["namespace"], pod))
 
 

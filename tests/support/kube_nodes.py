@@ -224,7 +224,7 @@ class Nodes:
         seconds = query.get("sinceSeconds")
         oldest = datetime.now(UTC) - timedelta(seconds=int(seconds)) if seconds else datetime.min.replace(tzinfo=UTC)
         follow, stamps = _is_set(query, "follow"), _is_set(query, "timestamps")
-        sent = 0
+        sent = max(0, len(container.lines) - int(query.get("tailLines", len(container.lines))))
         while True:
             with self._cluster.changed:
                 while follow and len(container.lines) == sent and not container.finished:
@@ -237,6 +237,12 @@ class Nodes:
             sent += len(new)
             if not follow or (container.finished and sent == len(container.lines)):
                 return
+
+    def age_logs(self, seconds: float) -> None:
+        """Makes everything older that was printed so far."""
+        for containers in self._containers.values():
+            for container in containers.values():
+                container.lines = [(time - timedelta(seconds=seconds), line) for time, line in container.lines]
 
     def stop(self) -> None:
         """Kills every process."""

@@ -81,4 +81,4 @@ def app_id(handle: str) -> str:
 
 
 def number(handle: str) -> str:
-    return app_id(handle).partition("@")[0]
+    return app_id(handle).rpartition(":")[2].partition("@")[0]

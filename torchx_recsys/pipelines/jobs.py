@@ -20,6 +20,7 @@ from components.cli.defaults import cast, check_arguments, check_options
 from components.launch import ArgumentError
 from schedulers.code.workspace import way_of
 from schedulers.errors import MaybeSubmitted, SchedulerError
+from schedulers.job_records import remember
 from torchx_recsys.pipelines.record import Record, Submission
 from trainer.core.errors import InputError
 
@@ -242,7 +243,7 @@ class Jobs:
             )
         )
         try:
-            handle = self._runner.schedule(dry_run)
+            handle = remember(self._runner.schedule(dry_run), dry_run)
         except MaybeSubmitted:
             raise
         except SchedulerError:

@@ -38,6 +38,7 @@ from trainer.core.distributed import (
     placed_shards,
 )
 from trainer.core.outcome import SAVED_WORD, write_outcome
+from trainer.core.progress import PROGRESS, saved_line
 from trainer.core.secrets import without_secrets
 
 # Retries after 1, 2 and 4 seconds help with brief failures. An outage is left to the next save, because retries occupy
@@ -284,7 +285,7 @@ class Saver:
             return None
         self.save_seconds = max(self.save_seconds, time.monotonic() - started)
         kind = f", what changed since step {chain.step:,}" if chain else ""
-        self._log(f"step {step:,}  saved {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s{kind}")
+        self._log(f"{saved_line(step)} {self._checkpoints.url(step)} in {time.monotonic() - started:.1f} s{kind}")
         self._prune()
         return step
 
@@ -341,6 +342,7 @@ class Saver:
         self._checkpoints.commit(step, entries, texts, chain.step if chain else None)
         with suppress(OSError):  # the checkpoint is committed all the same
             write_outcome(f"{SAVED_WORD} {without_secrets(self._checkpoints.url(step))}")
+        PROGRESS.saved(step)
 
     def _prune(self) -> None:
         def prune() -> None:

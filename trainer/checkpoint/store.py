@@ -249,6 +249,12 @@ class Checkpoints:
             self.remove(step)
         return [_name(step) for step in leftovers]
 
+    def saved_at(self, step: int) -> float | None:
+        """Returns when the checkpoint of a step was committed, in seconds since 1970; None if storage does not tell."""
+        with suppress(OSError, NotImplementedError):
+            return self._run.fs.modified(self._run.path(FOLDER, _name(step), MANIFEST)).timestamp()
+        return None
+
     def _manifest(self, name: str) -> str | None:
         """Returns the text of a manifest, empty if it is too damaged to be text; None if there is no manifest."""
         try:

@@ -250,6 +250,17 @@ class MlperfLogConfig(Section):
         return self
 
 
+class TrackerConfig(Section):
+    """Where a tracker of report.trackers keeps the run. Keys and passwords belong into its environment variables."""
+
+    uri: Annotated[str | None, MayChange] = None
+    """Its server. Unset: as its own environment variables say."""
+    project: Annotated[str, MayChange, pydantic.Field(min_length=1)] = "torchx-recsys"
+    """The project, which MLflow calls an experiment; made if it is not there."""
+    name: Annotated[str | None, MayChange] = None
+    """The name of the run. Unset: the last part of the run directory."""
+
+
 class ReportConfig(Section):
     """Reports of training, and their interval."""
 
@@ -258,12 +269,24 @@ class ReportConfig(Section):
     tensorboard: Annotated[bool, MayChange] = True
     """Write TensorBoard files to RUN_DIR/tensorboard."""
     histograms_every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
-    """Steps between two histograms of all weights and embeddings in TensorBoard. 0: none."""
+    """Steps between two histograms of weights and embeddings in TensorBoard. 0: none."""
+    histograms_of: Annotated[list[str], MayChange] = ["*"]
+    """The weights and tables of these histograms: names, or patterns with *."""
+    training_metrics: Annotated[list[str], MayChange] = []
+    """Metrics of the samples that are trained on, in metrics.jsonl: names of evaluate.metrics."""
+    window_samples: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Samples that these metrics are of, rounded up to whole report intervals. 0: those of each interval."""
+    gradient_norms: Annotated[list[str], MayChange] = []
+    """Dense weights whose gradient norm is in metrics.jsonl: names, or patterns with *, each with its norm."""
     watchers: Annotated[dict[str, dict[str, Any]], MayChange] = {}
     """Your own watchers (docs/guides/watch_a_run.md): the options of each, by its `package.module:Class`."""
     baselines: Annotated[str | None, MayChange] = None
     """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
     data.train, if there."""
+    trackers: Annotated[list[Literal["mlflow", "wandb"]], MayChange] = []
+    """Experiment trackers to send the run to (docs/guides/trackers.md), each an extra of the package."""
+    mlflow: TrackerConfig = TrackerConfig()
+    wandb: TrackerConfig = TrackerConfig()
     profile: ProfileConfig = ProfileConfig()
     mlperf_log: MlperfLogConfig = MlperfLogConfig()
 
@@ -274,6 +297,13 @@ class ReportConfig(Section):
                 f"report.histograms_every_steps is {self.histograms_every_steps}, but report.tensorboard is false, and "
                 "histograms are written to TensorBoard only; set it to true, or leave histograms_every_steps out"
             )
+        if self.window_samples and not self.training_metrics:
+            raise InputError(
+                f"report.window_samples is {self.window_samples}, but report.training_metrics is empty; set both or "
+                "none"
+            )
+        if self.histograms_of != ["*"] and not self.histograms_every_steps:
+            raise InputError("report.histograms_of is set, but report.histograms_every_steps is not; set both or none")
         return self
 
 

@@ -20,6 +20,8 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 OUTCOME_VARIABLE = "TORCHX_OUTCOME_FILE"
 # The steps done in the newest checkpoint of earlier attempts, if the scheduler that restarts a job knows of one.
 SAVED_STEP_VARIABLE = "TORCHX_SAVED_STEP"
+# The file for how far the job is (trainer/core/progress.py).
+PROGRESS_VARIABLE = "TORCHX_PROGRESS_FILE"
 # The digest of the code that the scheduler shipped for this job, if it did.
 CODE_VARIABLE = "TORCHX_RECSYS_CODE"
 FINISHED_WORD = "finished"  # first word of the line of a job that reached its last step
@@ -80,5 +82,6 @@ def is_wrong_input(line: str) -> bool:
 
 
 def environment_of_child_job() -> dict[str, str]:
-    """Returns the environment for a child job, whose outcome and checkpoints are not this job's."""
-    return {name: value for name, value in os.environ.items() if name not in (OUTCOME_VARIABLE, SAVED_STEP_VARIABLE)}
+    """Returns the environment for a child job, whose outcome, progress and checkpoints are not this job's."""
+    own = (OUTCOME_VARIABLE, PROGRESS_VARIABLE, SAVED_STEP_VARIABLE)
+    return {name: value for name, value in os.environ.items() if name not in own}

@@ -6,6 +6,7 @@ TensorBoard's own `add_histogram` takes whole tensors, in NumPy: three times as 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.core.distributed import DistributedContext, local_shards_of
+from trainer.core.errors import InputError
 from trainer.run.step_clock import named_range
 from trainer.training.watchers import RunView, Watcher
 
@@ -48,9 +50,22 @@ class Histograms(Watcher):
         """Draws the histograms, if they are due."""
         if step % run.config.report.histograms_every_steps == 0:
             with named_range("report"):
-                found = histograms_of(run.weights(), run.context)
+                found = histograms_of(_chosen(run), run.context)
                 run.draw(lambda board: _add(board, found, step))
             run.resume_clock()
+
+
+def _chosen(run: RunView) -> dict[str, Tensor]:
+    """Returns the weights whose name, or whose table, matches a pattern of `report.histograms_of`."""
+    patterns = run.config.report.histograms_of
+    weights = {name: value for name, value in run.weights().items() if _matches(_label(name), patterns)}
+    if not weights:
+        raise InputError(f"report.histograms_of is {patterns}, which matches no table and no weight of this model")
+    return weights
+
+
+def _matches(label: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(label.partition("/")[2], pattern) for pattern in patterns)
 
 
 @torch.no_grad()

@@ -51,6 +51,7 @@ class Optimizers:
             name: parameter for name, parameter in parameters.items() if name not in tables and parameter.requires_grad
         }
         self.dense_parameters = [*dense.values()]
+        self._names = [name.removeprefix("model.") for name in dense]
         self.tables = ShardedTableOptimizers(model, tables, config)
         self._dense = dense_optimizers(dense, config.dense)
         self.combined = CombinedOptimizer([self.tables.fused, *self.tables.replicated, *self._dense.values()])
@@ -60,6 +61,10 @@ class Optimizers:
     def rates(self, step: int) -> dict[str, float]:
         """Returns the learning rates of a step, by their key in `[optimizer]`; the first step is 1."""
         return {key: rate.at(step, self._steps_per_epoch) for key, rate in self._rates.items()}
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Returns the gradients of the dense weights by name; None for a weight that the step did not use."""
+        return {name: weight.grad for name, weight in zip(self._names, self.dense_parameters, strict=True)}
 
     def gradient_norm(self) -> float:
         """Returns the norm of the dense gradients of the global batch; the same on every rank."""

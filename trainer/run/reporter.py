@@ -18,6 +18,7 @@ from tqdm import tqdm
 from trainer.config.train import ReportConfig
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0, sum_over_ranks
+from trainer.core.progress import PROGRESS, TrainingProgress, shown
 from trainer.core.run_directory import JsonLines, RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import os_errors
@@ -143,6 +144,7 @@ class Reporter:
             self._sums[name] += value  # stays on the device: to read it every step would wait for the GPU
         self._steps_taken += bool(means)
         self._samples += samples
+        PROGRESS.step(step)
         if self._context.is_rank0:
             self._bar.update()
         if self.due(step):
@@ -180,7 +182,8 @@ class Reporter:
         self._steps_taken, self._samples, self._step_seconds, self._stalled_before = 0, 0, [], stalled_seconds
         if self._context.is_rank0:
             self._write(self._metrics, "train", record)
-            self.log(self._line(record))
+            PROGRESS.report(reported := self._progress(record))
+            self.log(reported.line(_details(record)))
             if means["loss"] == 0 and step - self._first_step <= self._config.interval_steps:
                 self.log(ZERO_LOSS)
             if self._is_finite and means["loss"] is not None and not math.isfinite(means["loss"]):
@@ -193,15 +196,16 @@ class Reporter:
         with self.tolerate_failed_writes():
             self._run.write_json("run.json", self._run.facts() | {"not_finite_at": step})
 
-    def _line(self, record: dict[str, Any]) -> str:
-        done = max(1, record["step"] - self._first_step)
-        eta = (self._last_step - record["step"]) * (time.perf_counter() - self._started) / done
-        return (
-            f"step {record['step']:,}/{self._last_step:,}  loss {_shown(record['loss'], '.5f')}  "
-            f"{record['samples_per_second']:,.0f} samples/s ({record['samples_per_second_per_rank']:,.0f} per rank)  "
-            f"input stall {record['data_wait']:.1%}  "
-            f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
-            f"{record['memory_gib']:.2f} GiB  {_extras(record)}ETA {tqdm.format_interval(round(eta))}"
+    def _progress(self, record: dict[str, Any]) -> TrainingProgress:
+        seconds = (time.perf_counter() - self._started) / max(1, record["step"] - self._first_step)
+        return TrainingProgress(
+            step=record["step"],
+            last_step=self._last_step,
+            loss=record["loss"],
+            samples_per_second=record["samples_per_second"],
+            end=record["time"] + (self._last_step - record["step"]) * seconds,
+            interval=record["step_seconds_p99"],
+            time=record["time"],
         )
 
     def draw(self, write: Callable[[SummaryWriter], None]) -> None:
@@ -291,14 +295,18 @@ def _tag(group: str, name: str) -> str:
     return f"loss/{group}" if name == "loss" else f"{group}/{name}"
 
 
+def _details(record: dict[str, Any]) -> str:
+    return (
+        f"({record['samples_per_second_per_rank']:,.0f} per rank)  input stall {record['data_wait']:.1%}  "
+        f"step {record['step_seconds_p50'] * 1e3:,.1f} ms (p99 {record['step_seconds_p99'] * 1e3:,.1f})  "
+        f"{record['memory_gib']:.2f} GiB  {_extras(record)}"
+    )
+
+
 def _extras(record: dict[str, Any]) -> str:
-    norm = f"gradient norm {_shown(record['gradient_norm'], '.4g')}  " if "gradient_norm" in record else ""
+    norm = f"gradient norm {shown(record['gradient_norm'], '.4g')}  " if "gradient_norm" in record else ""
     scale = f"loss scale {record['loss_scale']:,.4g}  " if "loss_scale" in record else ""
     return norm + scale + (f"{plural(record['skipped_steps'], 'step')} skipped  " if "skipped_steps" in record else "")
-
-
-def _shown(mean: float | None, form: str) -> str:
-    return "-" if mean is None else format(mean, form)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

@@ -62,6 +62,16 @@ EXTENSIONS = {
     "histograms": Extension(
         places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")
     ),
+    "training_metrics": Extension(
+        places={
+            "check": "trainer.extensions.training_metrics:check",
+            "watcher": "trainer.extensions.training_metrics:TrainingMetrics",
+        },
+        key=_set("report.training_metrics"),
+    ),
+    "gradient_norms": Extension(
+        places={"watcher": "trainer.extensions.gradient_norms:GradientNorms"}, key=_set("report.gradient_norms")
+    ),
     "profiler": Extension(
         places={
             "check": "trainer.extensions.profiler.profiler:check",
@@ -86,6 +96,14 @@ EXTENSIONS = {
         key=_set("report.mlperf_log.organization"),
     ),
     "page": Extension(places={"watcher": "trainer.extensions.page.watcher:Page"}, always=True),
+    # Last, because it waits at the end.
+    "trackers": Extension(
+        places={
+            "check": "trainer.extensions.trackers.watcher:check",
+            "watcher": "trainer.extensions.trackers.watcher:Trackers",
+        },
+        key=_set("report.trackers"),
+    ),
 }
 """The extensions by name, in the order in which they act at a place."""
 

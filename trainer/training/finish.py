@@ -10,6 +10,7 @@ from trainer.checkpoint.restore import restore
 from trainer.checkpoint.store import Checkpoints
 from trainer.checkpoint.verify import verify_together
 from trainer.core.outcome import FAILED
+from trainer.core.progress import PROGRESS
 from trainer.run.reporter import Reporter
 from trainer.training.session import Session
 from trainer.training.sharded_model import ShardedModel
@@ -68,6 +69,7 @@ def _require_saved(session: Session, step: int) -> None:
     Raises:
         SystemExit: The checkpoint could not be saved.
     """
+    PROGRESS.doing("the last save")
     session.saver.wait()
     if session.saver.saved_step != step:
         lost = session.saved(step)

@@ -7,7 +7,6 @@ GradientAccumulationWrapper updates tables after each slice, which gives other w
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -16,6 +15,7 @@ from trainer.batches.batch import Batch
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.epoch_order import Lanes, divides
+from trainer.models.base import BatchOutputs
 from trainer.run.step_clock import named_range
 from trainer.training.cut import Cut
 from trainer.training.loss_scale import LossScale
@@ -47,7 +47,7 @@ def forward_in_slices(
     micro_batches: list[Batch],
     loss_scale: LossScale,
     begin: Callable[[Batch], None],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[BatchOutputs]]:
     """Computes the losses slice by slice, and the gradients of all microbatches but the last.
 
     Args:
@@ -58,11 +58,11 @@ def forward_in_slices(
         begin: Called with each slice before it is computed.
 
     Returns:
-        The loss of the last microbatch, whose backward the caller runs, and the loss of the whole batch, detached.
+        The loss of the last microbatch, whose backward the caller runs, and the outputs of all, detached.
     """
     cut.slice_next_batch(len(micro_batches))
     *others, last = micro_batches
-    losses = []
+    found = []
     # On a GPU, DistributedDataParallel averages over the ranks, and only at the last microbatch. A single rank has no
     # such wrapper, and neither has a model without dense parameters.
     with getattr(model._dmp_wrapped_module, "no_sync", nullcontext)():
@@ -71,7 +71,7 @@ def forward_in_slices(
             loss, outputs = model(micro_batch)
             with named_range(BACKWARD):
                 loss_scale.scale(loss).backward()
-            losses.append(outputs.loss)
+            found.append(outputs)
     begin(last)
     loss, outputs = model(last)
-    return loss, torch.stack([*losses, outputs.loss]).sum()
+    return loss, [*found, outputs]

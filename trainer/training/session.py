@@ -18,6 +18,7 @@ from trainer.checkpoint.store import ENDS, Checkpoint, Checkpoints
 from trainer.config.root import Config, to_toml
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
 from trainer.core.outcome import SAVED_WORD, STOPPED_WORD, write_outcome
+from trainer.core.progress import PROGRESS
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.rules.vocabulary import fingerprints
@@ -126,7 +127,11 @@ class Session:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
             counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
-            counts |= self._rates(step) if self.reporter.due(step) else {}
+            self.view._outputs[:] = [] if result.skipped else result.outputs
+            if self.reporter.due(step):
+                counts |= self._rates(step)
+                for watcher in self.claimed.watchers:
+                    counts |= watcher.numbers(self.view, step)
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
             if self.reporter.due(step) and result.gradient_norm is None:  # clipping would have reported it
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
@@ -211,6 +216,7 @@ class Session:
 
     def _stop_requested(self, step: int, split: str) -> bool:
         self.watchdog.note(f"the evaluation on {split} after step {step}")
+        PROGRESS.doing(f"the evaluation on {split}")
         return self.stop_requests.all_reduce() is Action.STOP
 
     def save(self, step: int) -> None:

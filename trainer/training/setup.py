@@ -20,6 +20,7 @@ from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
+from trainer.core.progress import PROGRESS
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import digest
@@ -124,6 +125,9 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         origin = restore_or_finetune(claimed, model, order.types)
         continue_chain(job, model)
     reporter, stop_request = _open_reporter(claimed, order), StopRequest()
+    if context.is_rank0:
+        saved = claimed.checkpoints.saved_at(order.steps_done) if order.steps_done else None
+        PROGRESS.begin(order.steps_done, order.last_step, saved, reporter.log)
     with _open_saver(job, order, reporter) as saver:
         session = Session(
             claimed=claimed,
@@ -140,6 +144,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 _weights=model.weights,
                 _curves=lambda: evaluator.calibration_curves,
                 _stop=stop_request,
+                _gradients=model.optimizers.gradients,
             ),
             stop_request=stop_request,
             batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),

@@ -5,7 +5,7 @@ about what overlaps with what.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torchx_recsys.planner.step_time import BACKWARD, EXCHANGE, FORWARD, INPUT, 
 from trainer.batches.batch import Batch
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
+from trainer.models.base import BatchOutputs
 from trainer.models.step_samples import samples_of
 from trainer.optim.gradients import GradientAverage, clamp, clip
 from trainer.optim.table_kernels import replicated_weights
@@ -38,11 +39,13 @@ class StepResult:
 
     Attributes:
         loss: This rank's loss, a detached scalar; the loss of the step is the mean over the ranks.
+        outputs: What the model gave for each microbatch of this rank.
         skipped: Whether nothing was updated because the loss or a gradient was not finite.
         gradient_norm: Norm of the dense gradients before clipping; None without clipping.
     """
 
     loss: Tensor
+    outputs: Sequence[BatchOutputs] = ()
     skipped: bool = False
     gradient_norm: Tensor | None = None
 
@@ -98,6 +101,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._reset = RowResets(model.tensors, config.optimizer, config.train.seed, config.model.table_init)
         self._average, self._average_tables = _averages_of_gradients(model, context)
         self._step, self._loss = 0, torch.zeros(())
+        self._outputs: Sequence[BatchOutputs] = ()
         self._skipped = False
         self._gradient_norm: Tensor | None = None
         self.clock = StepClock(context.device)
@@ -119,7 +123,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._step = step
         seed_step(self._seed, step, self._rank, self._device)
         loss = self.progress(batches)
-        return StepResult(loss, self._skipped, self._gradient_norm)
+        return StepResult(loss, self._outputs, self._skipped, self._gradient_norm)
 
     def progress(self, dataloader_iter: Iterator[Batch]) -> Tensor:
         """Takes a step on the next batch."""
@@ -160,12 +164,13 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
             if self._micro_batches == 1:
                 self._begin(batch)
                 loss, outputs = self._model_with_loss(batch)
-                self._loss = outputs.loss
+                self._outputs, self._loss = [outputs], outputs.loss
             else:
                 slices = batch.split(self._micro_batches)
-                loss, self._loss = forward_in_slices(
+                loss, self._outputs = forward_in_slices(
                     self._model_with_loss, self._cut, slices, self._loss_scale, self._begin
                 )
+                self._loss = torch.stack([outputs.loss for outputs in self._outputs]).sum()
             return loss, self._loss
 
     def _begin(self, micro_batch: Batch) -> None:

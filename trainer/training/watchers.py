@@ -1,11 +1,12 @@
 """Watchers: objects that observe a run while it trains, is evaluated and ends, without changing any of its bits."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import State
@@ -15,6 +16,7 @@ from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
+from trainer.models.base import BatchOutputs
 from trainer.run.reporter import Reporter, tolerate_failed_writes
 from trainer.training.extensions import found
 
@@ -56,6 +58,8 @@ class RunView:
     _weights: Callable[[], State] = dict
     _curves: Callable[[], Curves] = dict
     _stop: StopRequest = field(default_factory=StopRequest)
+    _gradients: Callable[[], Mapping[str, Tensor | None]] = dict
+    _outputs: list[BatchOutputs] = field(default_factory=list)
 
     def log(self, text: str) -> None:
         """Prints a line on rank 0, above the progress bar."""
@@ -86,6 +90,20 @@ class RunView:
     def weights(self) -> State:
         """Returns this rank's weights as views, by names in checkpoints; tables are `ShardedTensor`s."""
         return self._weights()
+
+    def gradients(self) -> Mapping[str, Tensor | None]:
+        """Returns the gradients of dense weights by name: of the global batch, as the optimizer took them.
+
+        A weight that the step did not use has None. Tables have no gradient, as their update is fused into backward.
+        """
+        return self._gradients()
+
+    def outputs(self) -> Sequence[BatchOutputs]:
+        """Returns this rank's predictions, labels and weights of the last step, for each microbatch.
+
+        The predictions are from before the step's update. A skipped step has none.
+        """
+        return self._outputs
 
     def resume_clock(self) -> None:
         """Restarts the step clock, so that the time that a watcher took counts for no step."""
@@ -146,6 +164,13 @@ class Watcher:
             run: The run.
             step: Steps done.
         """
+
+    def numbers(self, run: RunView, step: int) -> Mapping[str, float]:
+        """Returns numbers by name for the line of metrics.jsonl and TensorBoard; called at every report.
+
+        It precedes `after_step` of the step. All ranks return the same names, which the line does not have otherwise.
+        """
+        return {}
 
     def after_evaluation(self, run: RunView, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Called after every evaluation, the final ones included; its time counts for no step.

@@ -94,7 +94,11 @@ def test_a_machine_without_clusters_is_well(doctor, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "check", "remedy"),
     [
-        (("-s", "slurm"), "Slurm", "submit from a login node, or put Slurm's commands on PATH"),
+        (
+            ("-s", "slurm"),
+            "Slurm",
+            "submit from a login node, put Slurm's commands on PATH, or name a login node with --host",
+        ),
         (("-s", "jobset"), "Kubernetes", "set KUBECONFIG to the file that your cluster's owner gave you"),
         (("--out", "/proc/no/run"), "--out", "choose a directory or bucket that you may write to"),
         (("--storage", "memory://nothing"), "--storage", "check the name, the network and the credentials"),

@@ -1,16 +1,18 @@
 """The scheduler `jobset` through the command `torchx`, on the stand-in for a cluster."""
 
+import re
 import subprocess
 from datetime import datetime
 
 import pytest
-from jobset_jobs import finish, message, replicas, running
+from jobset_jobs import finish, line_of, message, replicas, running
 from kube_controllers import restricted
 from torchx.runner import get_runner
 from torchx.schedulers.api import Stream
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log
+from trainer.core.progress import saved_line
 
 
 def test_a_job_runs_to_its_end(cluster, torchx, submit):
@@ -33,6 +35,33 @@ def test_status_takes_as_many_calls_for_many_replicas_as_for_one(cluster, quick,
         quick("status", handle)
         calls[count] = len(cluster.requests)
     assert calls == {1: 2, 30: 2}
+
+
+def test_status_and_list_show_how_far_a_training_is_by_its_log(cluster, quick, submit, status):
+    """Rank 0 may be in any replica; where no directory is shared, the log has the last report."""
+    (cluster.image / "reports").write_text(
+        f"[rank 0] {line_of(300, 0.6)}\n"
+        f"[rank 0] {saved_line(300)} /runs/a/checkpoints/step-000000300 in 0.1 s\n"
+        f"[rank 0] {line_of(400, 0.5)}\n"
+    )
+    script = '[ "$TORCHX_REPLICA_ID" = 0 ] || cat reports; until [ -e go ]; do sleep 0.05; done'
+    handle = submit(script, replicas=2)
+    cluster.wait_for(lambda: running(cluster, 2))
+    cluster.wait_for(lambda: any(b"400/2,000" in line for pod in cluster.pods() for line in cluster.nodes.log(pod, {})))
+    answer = status(handle)
+    assert re.fullmatch(
+        r"step 400/2,000, 1,234 samples/s, loss 0\.50000, ETA [\d:]+, saved step 300 \(\d+ \w+ ago\)", answer["msg"]
+    )
+    assert (answer["progress"]["step"], answer["progress"]["stalled"]) == (400, False)
+    assert re.search(
+        rf"^{handle} +sh +RUNNING +step 400/2,000, ETA [\d:]+$", quick("list", "-s", "jobset"), re.MULTILINE
+    )
+    cluster.nodes.age_logs(200)
+    stands = r"step 400/2,000, no progress since (?:\S+ )?\d\d:\d\d \(\d+ min\)"
+    assert re.fullmatch(rf"{stands}, loss 0\.50000, saved step 300 \(\d+ min ago\)", status(handle)["msg"])
+    assert re.search(rf"RUNNING +{stands}$", quick("list", "-s", "jobset"), re.MULTILINE)
+    (cluster.image / "go").touch()
+    assert "progress" not in status(finish(cluster, handle))
 
 
 def test_pending_says_why(cluster, submit, status):

@@ -56,6 +56,11 @@ def test_a_role_on_the_page_suffices_and_grants_nothing_else(cluster, quick, sch
         refused = quick("run", "-s", scheduler, *SLEEP).strip()
         cluster.wait_for(lambda: cluster.all("Event"))
         quick("status", refused)
+    else:  # a job without its gang
+        cluster.why_no_gang = "queue resource quota insufficient"
+        waiting = quick("run", "-s", scheduler, *WHERE[scheduler], *SLEEP).strip()
+        cluster.wait_for(lambda: cluster.all("PodGroup"))
+        quick("status", waiting)
     quick("list", "-s", scheduler, "-cfg", "namespace=default")
     quick("delete", handle)
     assert used(cluster.requests) == granted(f"torchx-{scheduler}")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from slurm_cluster import USER, Cluster, default_proctrack, missing
 from slurm_shell import Shell
+from ssh_host import Laptop, SshHost
+from ssh_host import missing as missing_ssh
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +66,23 @@ def ordinary(strict):
     folder = Path(tempfile.mkdtemp(prefix="home-", dir=strict.folder))  # pytest's own are for root alone
     shutil.chown(folder, USER)
     return Shell(strict, folder)
+
+
+@pytest.fixture(scope="module")
+def ssh_host(clusters):
+    """A login node of the cluster with accounting, over SSH."""
+    if lacking := missing_ssh():
+        pytest.skip(lacking)
+    cluster = clusters(True)
+    folder = Path(tempfile.mkdtemp(prefix="ssh-"))
+    host = SshHost(folder, cluster.env["SLURM_CONF"])
+    host.start()
+    yield host
+    host.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def laptop(clusters, ssh_host):
+    """A shell on a laptop that reaches it."""
+    return Laptop(ssh_host, clusters(True))

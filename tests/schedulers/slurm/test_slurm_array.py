@@ -11,6 +11,7 @@ from slurm_shell import Shell, number
 
 from schedulers.slurm.commands import job_of
 from schedulers.slurm.record import SCRIPT
+from schedulers.slurm.transport import HERE
 
 pytestmark = [
     pytest.mark.slurm,
@@ -97,5 +98,5 @@ def test_a_job_that_is_found_again_is_the_array(shell, submit, monkeypatch):
     handle = submit("sleep 600")
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, shell.env[name])
-    assert str(job_of(shell.job_dir(handle) / SCRIPT)) == number(handle)
+    assert str(job_of(HERE, shell.job_dir(handle) / SCRIPT)) == number(handle)
     shell.torchx("cancel", handle)

@@ -104,12 +104,34 @@ def test_script_is_as_in_the_golden_file(dry_run, tmp_path, component):
 
 def test_script_with_every_option_is_as_in_the_golden_file(dry_run, tmp_path):
     options = {name for name, _ in get_scheduler_factories()["slurm"]("test").run_opts()}
-    assert set(EVERY_OPTION) == options - {"after", "after_any", "notify"}  # which are not in the script
+    # Not in the script, or in that of a job on a host alone: test_slurm_ssh.py.
+    assert set(EVERY_OPTION) == options - {"after", "after_any", "notify", "host", "remote_dir", "venv"}
     mounts = "type=bind,src=/host,dst=/job,readonly"
     args = ("--config", "c.toml", "-j", "4x8", "--gpu", "8", "--max_retries", "2", "--mounts", mounts)
     script = dry_run("dlrm.multi_node", *args, **EVERY_OPTION)
     compare(readable(script, tmp_path), GOLDEN / "every_option.sh")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_the_programs_of_a_virtual_environment_are_found_first(dry_run):
+    lines = dry_run("utils.echo", venv="~/my env", setup="module load cuda").splitlines()
+    begin = lines.index("setup() {")
+    assert [line.strip() for line in lines[begin + 1 : begin + 4]] == [
+        """export VIRTUAL_ENV="$HOME"'/my env'""",
+        'export PATH="$VIRTUAL_ENV/bin:$PATH"',
+        "module load cuda",
+    ]
+
+
+def test_a_dry_run_for_a_host_needs_no_connection(torchx, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    done = torchx("run", "-s", "slurm", "--dryrun", "-cfg", "host=login.example", "utils.sh", "true")
+    assert (done.returncode, done.stderr.count("error")) == (0, 0)
+    (script,) = [
+        line for line in done.stdout.splitlines() if line.startswith("# login.example:~/.torchx-recsys/jobs/sh-")
+    ]
+    assert script.endswith("/torchx-job.sh")
+    assert "#SBATCH --chdir='~/.torchx-recsys/code/" in done.stdout
 
 
 def test_script_is_valid_bash_of_constant_size(dry_run):
@@ -267,7 +289,8 @@ def test_other_commands_without_slurm(torchx, command):
     done = torchx(*command)
     assert done.returncode == 2
     assert done.stderr == (
-        f"torchx {command[0]}: error: scontrol is not installed here: run torchx where Slurm's commands work\n"
+        f"torchx {command[0]}: error: scontrol is not installed here: run torchx where Slurm's commands work, or name a"
+        " login node with -cfg host\n"
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from command import run_trainer, write_config
 from jobs import config, losses, saved_tensors
+from shells import wait_for
 from slurm_shell import Shell, number
 from trainer_process import Gate, committed, is_rank
 
@@ -113,8 +114,12 @@ def test_movielens_to_the_end(trainings, tmp_path):
     shell = trainings
     made = shell.submit("data.movielens", "--out", "data/movielens")
     assert shell.wait(made)["state"] == "SUCCEEDED", shell.torchx("log", made)
-    job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--memMB", "2000")
-    handle = shell.submit(*job, "--", "--train.steps", "40")
+    gate = Gate(shell.folder / "movielens.gate", 30)
+    env = ",".join(f"{name}={value}" for name, value in gate.environment.items())
+    job = ("dlrm.multi_node", "--config", "movielens", "-j", "2x1", "--cpu", "1", "--memMB", "2000", "--env", env)
+    model = ("--model.name", "custom:gated", "--report.interval-steps", "10", "--checkpoint.every-steps", "20")
+    handle = shell.submit(*job, "--", "--train.steps", "40", *model)
+    assert_shows_progress(shell, handle, gate)
     followed = shell.torchx("log", "--tail", handle, cwd=tmp_path)
     assert "2 ranks on cpu" in followed
     assert "test: auc" in followed
@@ -124,6 +129,26 @@ def test_movielens_to_the_end(trainings, tmp_path):
     evaluation = (shell.folder / "runs" / number(handle) / "evaluations.jsonl").read_text().splitlines()[-1]
     assert json.loads(evaluation)["samples"] == 10_000
     assert shell.listed()[handle] == "SUCCEEDED"
+
+
+def assert_shows_progress(shell, handle, gate):
+    """The job stands at the gate: it is in the right step, and with a frozen rank makes no progress."""
+    file = shell.job_dir(handle) / f"slurm-{number(handle)}" / "training.json"
+    wait_for(lambda: file.exists() and json.loads(file.read_text())["saved_step"] == 20)
+    wait_for(lambda: json.loads(file.read_text())["step"] == 30)
+    running = r"running, step 30/40, [\d,]+ samples/s, loss 0\.\d{5}, ETA 00:\d\d, saved step 20 \(\d+ \w+ ago\)"
+    status = shell.status(handle)
+    assert re.match(rf"{running}; replica 0 on ", status["msg"])
+    assert (status["progress"]["step"], status["progress"]["stalled"]) == (30, False)
+    rank = rank_of("custom:gated")
+    os.kill(rank, signal.SIGSTOP)
+    gate.open()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"time": content["time"] - 200}))
+    stands = r"step 30/40, no progress since (?:\S+ )?\d\d:\d\d \(\d+ min\)"
+    assert re.match(rf"running, {stands}, loss 0\.\d{{5}}, saved step 20 ", shell.status(handle)["msg"])
+    assert re.search(rf"^{handle} .* RUNNING +{stands}$", shell.torchx("list", "-s", "slurm"), re.MULTILINE)
+    os.kill(rank, signal.SIGCONT)
 
 
 @pytest.mark.more("Slurm's clocks")

@@ -18,6 +18,7 @@ from trainer.core.console import plural
 from trainer.core.distributed import broadcast_from_rank0, broadcast_when_done
 from trainer.core.errors import InputError, NoRows, some_of
 from trainer.core.outcome import FINISHED_WORD, SAVED_WORD, STOPPED_WORD
+from trainer.core.progress import PROGRESS
 from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_training_files
@@ -264,6 +265,7 @@ class Segments:
                 outcome = f"{STOPPED_WORD} at step {self._steps}, {saved}"
                 record_end(self._job.claimed, "stopped", self._steps, outcome)
                 raise Stopped
+            PROGRESS.doing("the wait for the next segment")
             time.sleep(min(TICK_SECONDS, seconds))
 
     def _plan(self, segment: Segment) -> EpochOrder | str:

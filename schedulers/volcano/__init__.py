@@ -1,1 +1,0 @@
-"""The scheduler `kubernetes`: TorchX's own, for Volcano, with code that needs no image build."""

@@ -8,7 +8,8 @@ from torchx.runner import Runner
 from torchx.specs import Workspace
 from torchx.workspace import WorkspaceMixin
 
-IN_PLACE = "the job runs in the current directory, and nothing is copied"
+IN_PLACE = ("local_cwd", "slurm")  # whose jobs run in the current directory
+COPYING_OPTIONS = ("job_dir", "host")  # of Slurm
 
 
 def tell_ignored_workspace(runner: Runner, args: TorchXRunArgs) -> None:
@@ -18,11 +19,12 @@ def tell_ignored_workspace(runner: Runner, args: TorchXRunArgs) -> None:
     scheduler = runner._scheduler(args.scheduler)
     if not isinstance(scheduler, WorkspaceMixin):
         why = f"{args.scheduler} copies no workspace"
-    elif args.scheduler == "slurm" and not args.scheduler_cfg.get("job_dir"):
+    elif args.scheduler == "slurm" and not any(args.scheduler_cfg.get(option) for option in COPYING_OPTIONS):
         why = "slurm copies a workspace only with -cfg job_dir=DIRECTORY"
     else:
         return
-    print(f"torchx run: --workspace {args.workspace} is ignored: {why}; {IN_PLACE}", file=sys.stderr, flush=True)
+    instead = "the job runs in the current directory" if args.scheduler in IN_PLACE else "the image is taken as it is"
+    print(f"torchx run: --workspace {args.workspace} is ignored: {why}; {instead}", file=sys.stderr, flush=True)
 
 
 def _is_here(workspace: str) -> bool:

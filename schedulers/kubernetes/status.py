@@ -84,7 +84,7 @@ def describe(app_id: str, job: Object, pods: Iterable[Object], reason: str = "")
         app_id=app_id,
         state=state,
         num_restarts=job.get("status", {}).get("retryCount", 0),
-        msg="; ".join(filter(None, messages(job, state, newest, reason))) or NONE,
+        msg="; ".join(filter(None, messages(job, state, newest, reason))),
         roles=roles,
         roles_statuses=[_role_status(app_id, role, state, newest) for role in roles],
     )

@@ -29,8 +29,7 @@ def said(tmp_path):
     ],
 )
 def test_a_workspace_that_nothing_copies_is_told(said, scheduler, why):
-    where = "the job runs in the current directory, and nothing is copied"
-    line = f"torchx run: --workspace ../there is ignored: {why}; {where}"
+    line = f"torchx run: --workspace ../there is ignored: {why}; the job runs in the current directory"
     assert said("-s", scheduler, "--workspace", "../there") == [line]
     for here in ((), ("--workspace", "."), ("--workspace", "")):
         assert said("-s", scheduler, *here) == []

@@ -4,6 +4,8 @@ import json
 
 from torchx.specs import ReplicaState
 
+from trainer.core.progress import TrainingProgress
+
 
 def state(cluster, handle):
     """The final state of a JobSet on the cluster; empty while it runs."""
@@ -28,3 +30,9 @@ def replicas(answer):
 
 def message(replica):
     return json.loads(replica["structured_error_msg"])["message"]
+
+
+def line_of(step, loss):
+    """The trainer's line of a report."""
+    reported = TrainingProgress(step=step, last_step=2000, loss=loss, samples_per_second=1234, end=90, time=0)
+    return reported.line("(617 per rank)  ")

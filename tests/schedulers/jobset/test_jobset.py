@@ -5,14 +5,14 @@ import subprocess
 from datetime import datetime
 
 import pytest
-from jobset_jobs import finish, message, replicas, running
+from jobset_jobs import finish, line_of, message, replicas, running
 from kube_controllers import restricted
 from torchx.runner import get_runner
 from torchx.schedulers.api import Stream
 
 from schedulers.errors import SchedulerError
 from schedulers.jobset import log
-from trainer.core.progress import TrainingProgress, saved_line
+from trainer.core.progress import saved_line
 
 
 def test_a_job_runs_to_its_end(cluster, torchx, submit):
@@ -62,12 +62,6 @@ def test_status_and_list_show_how_far_a_training_is_by_its_log(cluster, quick, s
     assert re.search(rf"RUNNING +{stands}$", quick("list", "-s", "jobset"), re.MULTILINE)
     (cluster.image / "go").touch()
     assert "progress" not in status(finish(cluster, handle))
-
-
-def line_of(step, loss):
-    """The trainer's line of a report."""
-    reported = TrainingProgress(step=step, last_step=2000, loss=loss, samples_per_second=1234, end=90, time=0)
-    return reported.line("(617 per rank)  ")
 
 
 def test_pending_says_why(cluster, submit, status):

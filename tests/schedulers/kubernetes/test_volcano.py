@@ -5,7 +5,7 @@ import subprocess
 from datetime import datetime
 
 import pytest
-from jobset_jobs import message, replicas, running
+from jobset_jobs import line_of, message, replicas, running
 from kube_controllers import restricted
 from torchx.runner import get_runner
 
@@ -90,17 +90,40 @@ def test_replicas_of_a_role_with_a_hyphen_find_replica_0(cluster, quick, tmp_pat
     ]
 
 
+def test_a_component_of_torchx_gets_the_pod_that_is_merged_and_the_handle_of_its_job(cluster, quick, tmp_path):
+    (tmp_path / "pod.yaml").write_text("V1Pod: {spec: {nodeSelector: {pool: h200}}}")
+    overlay = ("--metadata", f"kubernetes=file://{tmp_path}/pod.yaml")
+    job = ("dist.torchrun", "--script", "a.py", "-j", "1x1", "--image", "x", *overlay)
+    handle = quick("run", *VOLCANO, *job).strip()
+    (task,) = cluster.all("Job")[0]["spec"]["tasks"]
+    spec = task["template"]["spec"]
+    assert spec["nodeSelector"] == {"pool": "h200"}
+    assert {"name": "TORCHX_JOB_ID", "value": handle} in spec["containers"][0]["env"]
+
+
 def test_status_takes_as_many_calls_for_many_replicas_as_for_one(cluster, quick, submit):
+    cluster.why_unschedulable = "0/3 nodes are available: 3 Insufficient cpu."
     calls = {}
     for count in (1, 10):
-        handle = submit("exec sleep 100", replicas=count)
-        cluster.wait_for(lambda count=count: running(cluster, count))
+        handle = submit("true", replicas=count)
+        cluster.wait_for(lambda: len(cluster.pods()) in (1, 11))
+        cluster.wait_for(lambda: all(pod["status"].get("conditions") for pod in cluster.pods()))
         cluster.requests.clear()
         quick("status", handle)
         calls[count] = len(cluster.requests)
-        quick("delete", handle)
-        cluster.wait_for(lambda: not cluster.pods())
     assert calls == {1: 2, 10: 2}
+
+
+def test_status_shows_how_far_a_training_is_by_its_log(cluster, submit, status):
+    (cluster.image / "reports").write_text(f"[rank 0] {line_of(400, 0.5)}\n")
+    handle = submit("[ ${replica_id} = 0 ] || cat reports; until [ -e go ]; do sleep 0.05; done", replicas=2)
+    cluster.wait_for(lambda: running(cluster, 2))
+    cluster.wait_for(lambda: any(list(cluster.nodes.log(pod, {})) for pod in cluster.pods()))
+    cluster.wait_for(lambda: phase(cluster) == "Running")
+    answer = status(handle)
+    assert answer["msg"].startswith("step 400/2,000, ")
+    assert answer["progress"]["step"] == 400
+    (cluster.image / "go").touch()
 
 
 def test_pending_says_which_pod_does_not_fit(cluster, submit, status):

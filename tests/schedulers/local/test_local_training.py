@@ -83,9 +83,10 @@ def test_cancelled_from_another_shell_it_saves_and_goes_on_later(torchx, undistu
     follower = torchx.open("log", "-f", f"{handle}/trainer/0")
     wait_for(lambda: steps_done(torchx.home / "cancelled") > 20)
     assert torchx.status(handle)["state"] == "RUNNING"
-    assert [handle, "dlrm", "RUNNING"] in [
-        line.split() for line in torchx("list", "-s", "local_cwd").stdout.split("\n")
-    ]
+    listed = [line.split() for line in torchx("list", "-s", "local_cwd").stdout.splitlines()]
+    (line,) = [line for line in listed if line[0] == handle]
+    assert line[1:4] == ["dlrm", "RUNNING", "step"]
+    assert 20 < int(line[4].partition("/")[0]) <= GATE
     torchx("cancel", handle)
     wait_for(lambda: STOPS in torchx("log", handle).stdout)
     gate.open()

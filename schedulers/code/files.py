@@ -76,7 +76,7 @@ def code_of(workspace: Workspace) -> Code:
     """
     files = dict(sorted(_files(workspace)))
     _check(files, str(workspace))
-    if links := [path for path, file in files.items() if _is_link(file)]:
+    if links := [path for path, file in files.items() if is_linked_directory(file)]:
         log.info("links to directories travel as links, without what is in them: %s", ", ".join(links))
     packed = tempfile.TemporaryFile(prefix="torchx-code-")  # noqa: SIM115, kept until the job is submitted
     try:
@@ -107,10 +107,10 @@ def _files(workspace: Workspace) -> Iterator[tuple[str, Path]]:
 def _check(files: dict[str, Path], workspace: str) -> None:
     sizes: Counter[str] = Counter()
     for path, file in files.items():
-        if not file.is_file() and not _is_link(file):
+        if not file.is_file() and not is_linked_directory(file):
             kind = "a link to nothing, a socket or a device"
             raise SchedulerError(f"--workspace {workspace}: {path} is no file ({kind}): name it in {TORCHX_IGNORE}")
-        sizes[path.partition("/")[0]] += 0 if _is_link(file) else file.stat().st_size
+        sizes[path.partition("/")[0]] += 0 if is_linked_directory(file) else file.stat().st_size
     if not files:
         raise SchedulerError(f"--workspace {workspace}: has no files; --workspace '' takes the image as it is")
     if sizes.total() > MOST_BYTES:
@@ -142,7 +142,7 @@ def _pack(files: dict[str, Path], packed: IO[bytes]) -> str:
 
 
 def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: Path) -> None:
-    if _is_link(file):
+    if is_linked_directory(file):
         entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(file)
         tar.addfile(entry)
         return
@@ -152,8 +152,8 @@ def _add(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: Path) -> None:
         tar.addfile(entry, content)
 
 
-def _is_link(file: Path) -> bool:
-    """Returns whether a file is a link to a directory, which stays one; a link to a file is followed."""
+def is_linked_directory(file: Path) -> bool:
+    """Returns whether a file is a link to a directory, which travels as a link; a link to a file is followed."""
     return file.is_symlink() and file.is_dir()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 import os
 import tarfile
 import time
@@ -12,7 +13,10 @@ from pathlib import Path
 from torchx.specs import Workspace
 from torchx.workspace import walk_workspace
 
+from schedulers.code.files import is_linked_directory
 from schedulers.errors import SchedulerError
+
+log = logging.getLogger(__name__)
 
 # Would change the digest with every commit or run, and no job needs them.
 LEFT_OUT = {".git", "__pycache__"}
@@ -43,8 +47,10 @@ class Code:
         """
         found = sorted(files_of(workspace))
         files = {name: file for name, file in found if LEFT_OUT.isdisjoint(Path(name).parts)}
+        if links := [name for name, file in files.items() if is_linked_directory(file)]:
+            log.info("links to directories travel as links, without what is in them: %s", ", ".join(links))
         try:
-            sizes = {name: file.stat().st_size for name, file in files.items()}
+            sizes = {name: 0 if name in links else file.stat().st_size for name, file in files.items()}
             if (total := sum(sizes.values())) > MOST_CODE_BYTES:
                 largest = max(sizes, key=sizes.__getitem__)
                 raise SchedulerError(
@@ -53,7 +59,7 @@ class Code:
                 )
             digest = hashlib.sha256()
             for name, file in files.items():
-                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                content = os.readlink(file) if name in links else hashlib.sha256(file.read_bytes()).hexdigest()
                 digest.update(f"{name}\0{_mode(file):o}\0{content}\n".encode())
         except OSError as error:
             raise SchedulerError(
@@ -63,13 +69,19 @@ class Code:
 
     def archive(self) -> bytes:
         """Returns the files as a compressed archive."""
-        return archive_of({name: (file.read_bytes(), _mode(file)) for name, file in self.files.items()})
+        links = {name: os.readlink(file) for name, file in self.files.items() if is_linked_directory(file)}
+        files = {name: (file.read_bytes(), _mode(file)) for name, file in self.files.items() if name not in links}
+        return archive_of(files, links)
 
 
-def archive_of(files: Mapping[str, tuple[bytes, int]]) -> bytes:
-    """Returns a compressed archive of files: the content and the mode of each."""
+def archive_of(files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
+    """Returns a compressed archive of files, with the content and the mode of each, and of links to directories."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
+        for name, there in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, there
+            archive.addfile(member)
         for name, (content, mode) in [*files.items(), (COMPLETE, (b"", 0o644))]:
             member = tarfile.TarInfo(name)
             member.size, member.mode, member.mtime = len(content), mode, int(time.time())

@@ -170,7 +170,10 @@ def test_a_server_that_is_gone_hung_or_full_costs_one_line_and_the_rest_is_sent_
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--report.trackers", "mlflo"), "--report.trackers.0 is 'mlflo': input should be 'mlflow' or 'wandb'"),
+        (
+            ("--report.trackers", "mlflo"),
+            "--report.trackers.0 is 'mlflo': input should be 'mlflow', 'trackio' or 'wandb'",
+        ),
         (("--report.mlflow.url", "x"), "unknown flag --report.mlflow.url; did you mean --report.mlflow.uri?"),
         (("--report.mlflow.project", ""), "--report.mlflow.project is '': "),
         ((), "report.trackers has 'mlflow', but no server is named; set report.mlflow.uri, or MLFLOW_TRACKING_URI"),

@@ -210,6 +210,8 @@ def _type(value: dict[str, Any]) -> str:
         return _type(next(option for option in value["anyOf"] if option["type"] != "null"))
     if "enum" in value:
         return ", ".join(f"`{_quoted(option)}`" for option in value["enum"])
+    if value["type"] == "array" and "enum" in value["items"]:
+        return f"list of {_type(value['items'])}"
     if value["type"] == "array":
         name, _, bounds = _type(value["items"]).partition(" ")
         return f"list of {name}s {bounds}".rstrip()

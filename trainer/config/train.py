@@ -283,9 +283,10 @@ class ReportConfig(Section):
     baselines: Annotated[str | None, MayChange] = None
     """The file of data.baselines to show beside the model's metrics. Unset: baselines.json beside the files of
     data.train, if there."""
-    trackers: Annotated[list[Literal["mlflow", "wandb"]], MayChange] = []
+    trackers: Annotated[list[Literal["mlflow", "trackio", "wandb"]], MayChange] = []
     """Experiment trackers to send the run to (docs/guides/trackers.md), each an extra of the package."""
     mlflow: TrackerConfig = TrackerConfig()
+    trackio: TrackerConfig = TrackerConfig()
     wandb: TrackerConfig = TrackerConfig()
     profile: ProfileConfig = ProfileConfig()
     mlperf_log: MlperfLogConfig = MlperfLogConfig()

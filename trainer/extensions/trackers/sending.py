@@ -21,6 +21,7 @@ from trainer.core.errors import InputError, first_line
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.extensions.trackers.of_mlflow import MlflowRun
+from trainer.extensions.trackers.of_trackio import TrackioRun
 from trainer.extensions.trackers.of_wandb import WandbRun
 from trainer.extensions.trackers.records import Point, Records, Sent
 from trainer.run.lock import RunLock
@@ -51,7 +52,11 @@ class RemoteRun(Protocol):
         ...
 
 
-KINDS: dict[str, Callable[[TrackerConfig, str, Sent, Records], RemoteRun]] = {"mlflow": MlflowRun, "wandb": WandbRun}
+KINDS: dict[str, Callable[[TrackerConfig, str, Sent, Records], RemoteRun]] = {
+    "mlflow": MlflowRun,
+    "trackio": TrackioRun,
+    "wandb": WandbRun,
+}
 """The trackers by name: the values of `report.trackers`."""
 
 

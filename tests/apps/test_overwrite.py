@@ -53,7 +53,7 @@ DIRECTORIES = {
 
 # Runs that are read, or written to by right: by a job that asks another one, and by one in a folder of its own there.
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
-OTHERS |= {("rewind", "out"), ("recommend", "out"), ("importance", "out")}
+OTHERS |= {("rewind", "out"), ("recommend", "out"), ("importance", "out"), ("track", "out")}
 OTHERS |= {("split", "keep")}  # conditions
 OTHERS |= {("baselines", "to")}  # which refuses what it did not write, with or without --overwrite: test_baselines.py
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change

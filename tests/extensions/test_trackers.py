@@ -81,7 +81,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(folder):
-    return f"sqlite:///{folder / 'store.db'}"
+    """A store whose tables are there: making them takes longer than a run waits at its end."""
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{folder / 'store.db'}"
+    assert MlflowClient(uri).search_experiments()
+    return uri
 
 
 @pytest.fixture(scope="module")

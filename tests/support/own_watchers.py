@@ -73,6 +73,25 @@ class NoWatcher:
     """Not a watcher."""
 
 
+class Outputs(Watcher):
+    """Writes logits, labels and weights of every step of this rank, and the norm of all gradients in float64."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def after_step(self, run, step):
+        outputs = run.outputs()
+        gradients = [one for one in run.gradients().values() if one is not None]
+        found = {
+            "logits": [value for one in outputs for value in next(iter(one.predictions.values())).tolist()],
+            "labels": [value for one in outputs for value in one.labels[:, 0].tolist()],
+            "weights": [value for one in outputs for value in one.weights.tolist()],
+            "norm": sum(one.double().square().sum().item() for one in gradients) ** 0.5,
+        }
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / f"outputs-{step}-{run.context.rank}.json").write_text(json.dumps(found))
+
+
 class Killer(Watcher):
     """Kills one rank some steps after each start."""
 

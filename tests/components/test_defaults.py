@@ -63,7 +63,7 @@ def test_an_empty_variable_is_for_no_site(torchx):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("[slrum]\nqos = low", "[slrum]: must be a scheduler (jobset, kubernetes, local_cwd, local_docker, slurm,"),
+        ("[slrum]\nqos = low", "[slrum]: must be a scheduler (jobset, kubernetes, local_cwd, local_docker, slurm"),
         (
             "[cli:run]\nscheduler = slrum",
             "[cli:run] scheduler = slrum: must be one of jobset, kubernetes, local_cwd, local_docker, slurm",

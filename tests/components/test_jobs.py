@@ -19,7 +19,7 @@ def test_a_job_that_is_not_there_is_one_line_and_exit_code_1(torchx, command):
         ("sh-1", "sh-1 is not of the form: <scheduler_backend>://<session_name>/<app_id>"),
         (
             "slrum://torchx/1",
-            "Scheduler backend: slrum does not exist; there are jobset, kubernetes, local_cwd, local_docker, slurm,",
+            "Scheduler backend: slrum does not exist; there are jobset, kubernetes, local_cwd, local_docker, slurm",
         ),
     ],
 )

@@ -337,6 +337,7 @@ def test_clean_data_of_other_tests_has_no_fault(tmp_path):
     assert faults(check(tmp_path, tree)) == set()
 
 
+@pytest.mark.more("clean random data has none, either")
 def test_clean_movielens_and_synthetic_data_have_no_fault(tmp_path):
     movielens(str(tmp_path / "movielens"))  # pip has to download it
     small = {"validation_rows": 2000, "test_rows": 2000, "workers": 1}

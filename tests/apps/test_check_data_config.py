@@ -35,9 +35,9 @@ def written(folder, *words):
 @pytest.mark.parametrize(
     ("name", "words", "label"),
     [
-        ("clothing_reviews", (), "Recommended IND"),
         ("rossi", ("--label", "arrest"), "arrest"),
         ("kidney_transplant", ("--label", "death"), "death"),
+        ("clothing_reviews", (), "Recommended IND"),
     ],
 )
 def test_a_data_set_of_others_trains_as_it_is(name, words, label, tmp_path):
@@ -421,6 +421,7 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
     assert test["rmse"] == pytest.approx(np.sqrt(np.mean((values - rows["rating"].to_numpy()) ** 2)), rel=1e-5)
 
 
+@pytest.mark.more("a set of others trains to its end, too")
 def test_counts_are_learned_as_such_and_answered_as_counts(ratings):
     tree, test = trained(ratings, "plays")
     assert tree["data"]["numeric_labels"] == ["plays"]
@@ -453,6 +454,7 @@ def test_text_becomes_classes(ratings):
     assert trainer(["predict", str(ratings / "mood.toml"), *words, "--to", str(ratings / "parts")]) == 0
 
 
+@pytest.mark.more("a set of others trains to its end, too")
 def test_items_are_found_where_every_label_is_1(ratings):
     tree, test = trained(ratings, "seen", "--strict", "True")
     assert tree["model"]["name"] == "two_tower"

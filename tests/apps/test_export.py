@@ -97,6 +97,7 @@ def assert_parity(directory, found, exact):
         assert np.ptp(np.asarray(values), axis=0).max() > 1e-4
 
 
+@pytest.mark.more("rules and models of one's own are compared, too")
 def test_built_in_models_answer_as_the_trainer_does(exports, answers, name):
     assert_parity(exports[name], answers[name], exact=False)
 

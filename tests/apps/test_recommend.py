@@ -321,6 +321,7 @@ def recommend_from(export, data, to, *flags, code=0):
     assert trainer([str(word) for word in words]) == code
 
 
+@pytest.mark.more("scores every pair; the lists of other models are compared")
 def test_a_model_of_pairs_scores_all_of_them(data, ranker, exported_ranker, recommend, tmp_path):
     items = data / "items.parquet"
     flags = ("--user-column", "user", "--items", items, "--item-column", "s1", "--seen", data / "train")

@@ -48,6 +48,7 @@ def test_no_bit_changes(model, backwards):
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
 
 
+@pytest.mark.more("traces whole steps")
 @pytest.mark.parametrize("model", ["hstu", "sasrec"])
 def test_the_plan_counts_less_memory_and_more_work(model):
     length, found = 700, []

@@ -59,6 +59,7 @@ def test_a_plan_for_two_hosts_that_this_machine_is_not():
     assert done.stdout.startswith("h100:2: 16 GPUs on 2 hosts of h100\n")
 
 
+@pytest.mark.more("a search of many seconds; activations that do not fit are refused, too")
 def test_tables_that_do_not_fit_are_refused():
     done = run_trainer("plan", "criteo_terabyte", "--world-size", "1", "--planner.hardware", "a100_1")
     assert done.returncode == 2

@@ -40,6 +40,7 @@ def volcano(cluster, torchx, train):
     return torchx("run", "-s", "kubernetes", *options, *train("volcano")).stdout.strip(), cluster.image / "runs/volcano"
 
 
+@pytest.mark.more("test_volcano.py runs jobs, and jobset a training")
 def test_volcano_runs_it_to_the_end(volcano, torchx):
     handle, run = volcano
     assert "State: SUCCEEDED" in torchx("status", handle).stdout

@@ -56,8 +56,9 @@ def auc(out):
 
 def test_the_model_finds_what_users_like_that_it_was_not_trained_on(reader):
     assert 0.88 < auc(reader / PIPELINE / "train") < 0.905
-    # On two ranks, as typed, logits round otherwise than on the pipeline's one, and ties of millions of pairs break.
-    assert auc(reader / "runs/dlrmv4_small") == pytest.approx(auc(reader / PIPELINE / "train"), abs=1e-9)
+    # On two ranks, as typed, logits round otherwise than on the pipeline's one, by other amounts on other processors,
+    # and pairs whose logits are that close change places: 1e-9 to 4e-9 were seen.
+    assert auc(reader / "runs/dlrmv4_small") == pytest.approx(auc(reader / PIPELINE / "train"), abs=1e-7)
     evaluated = [json.loads(line) for line in (reader / PIPELINE / "train/evaluations.jsonl").open()]
     assert [line["step"] * 256 // 25_600 for line in evaluated] == [*range(1, len(evaluated) + 1)]
     exports = reader / PIPELINE / "exports"

@@ -220,7 +220,8 @@ def test_a_submission_that_comes_late_submits_nothing_once_it_was_given_up(lapto
         assert create_scheduler("torchx").find(f"login:{job_dir / SCRIPT}") is None
         sbatch = ("sbatch", "--parsable", str(job_dir / SCRIPT))
         late = reach("login").call_once(*sbatch, job_dir=job_dir, attempt=1)
-    assert (late.returncode, late.stdout, laptop.jobs()) == (0, "", before)
+    assert (late.returncode, late.stdout) == (0, "")
+    assert set(laptop.jobs()) <= set(before)  # fewer, where Slurm has forgotten one meanwhile
 
 
 @pytest.mark.more("arrays are tested on the cluster itself")

@@ -99,7 +99,7 @@ def published_long() -> list[Run]:
 
 def forecast(run: Run, system: str | None = None) -> StepTime:
     """Returns the forecast of a run's step, by its system or another; `tools.plan --on` prints the same."""
-    tree = {"mlperf": mlperf, "torchrec_dlrm": lambda: TORCHREC_DLRM}.get(run.benchmark, lambda: load_tree("dlrmv4"))()
+    tree = TREES[run.benchmark]()
     data, planner = tree["data"] | {"global_batch_size": run.batch}, {"system": system or run.system}
     config = Config.model_validate(tree | {"data": data, "planner": planner})
     model = build_unsharded_model(config, torch.device("meta"))
@@ -109,6 +109,10 @@ def forecast(run: Run, system: str | None = None) -> StepTime:
 def mlperf() -> dict[str, Any]:
     """Returns the configuration of MLPerf's benchmark."""
     return tomllib.loads(mlperf_file())
+
+
+TREES = {"mlperf": mlperf, "torchrec_dlrm": lambda: TORCHREC_DLRM, LONG_HISTORIES: lambda: load_tree("dlrmv4")}
+"""The configurations of the benchmarks."""
 
 
 def mlperf_file() -> str:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from torchx.specs import Role, macros
 
-from schedulers.contract import RANK0_HOST
+from schedulers.contract import NO_PROGRAM, RANK0_HOST, TIMED_OUT
 from schedulers.errors import SchedulerError
 from trainer.core.outcome import WRONG_INPUT, environment_of_child_job
 
 TRAINER = ["-m", "trainer"]
 SECONDS = 60  # time limit for reading a configuration from remote storage
-TIMED_OUT, NO_PROGRAM = 124, 127  # exit codes of `timeout` and of a shell
-
 
 Program = Callable[[list[str], dict[str, str]], tuple[int, str]]
 """Runs a program with variables as the job would, and returns its exit code and what it wrote to stderr."""

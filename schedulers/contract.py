@@ -41,6 +41,9 @@ SHUTDOWN_TIMEOUT_SECONDS = 120
 # A job fails after this many consecutive restarts that neither consume a retry nor make progress.
 MAX_FREE_RESTARTS = 20
 
+# A shell's exit codes for a program that is not there, and of `timeout`.
+NO_PROGRAM, TIMED_OUT = 127, 124
+
 # Metadata key of an app whose roles are independent runs; Slurm submits such an app as a job array.
 ARRAY = "torchx-recsys/array"
 

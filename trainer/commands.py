@@ -97,7 +97,7 @@ COMMANDS = {
     ),
     "track": (
         "torchx_recsys.apps.runs.track:track",
-        "--out RUN_DIR: send a run to MLflow or Weights & Biases, as far as they do not have it.",
+        "--out RUN_DIR: send a run to its trackers, such as MLflow, as far as they do not have it.",
         "--out runs/movielens --trackers mlflow",
     ),
     "tensorboard": (

@@ -8,7 +8,7 @@ import stat
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -76,8 +76,7 @@ def code_of(workspace: Workspace) -> Code:
     """
     files = dict(sorted(_files(workspace)))
     _check(files, str(workspace))
-    if links := [path for path, file in files.items() if is_linked_directory(file)]:
-        log.info("links to directories travel as links, without what is in them: %s", ", ".join(links))
+    tell_links([path for path, file in files.items() if is_linked_directory(file)])
     packed = tempfile.TemporaryFile(prefix="torchx-code-")  # noqa: SIM115, kept until the job is submitted
     try:
         digest = _pack(files, packed)
@@ -86,6 +85,12 @@ def code_of(workspace: Workspace) -> Code:
     packed.seek(0)
     packed_digest = hashlib.file_digest(packed, "sha256").hexdigest()
     return Code(digest, f"sha256:{packed_digest}", packed.tell(), len(files), packed)
+
+
+def tell_links(links: Sequence[str]) -> None:
+    """Says that links to directories travel as links."""
+    if links:
+        log.info("links to directories travel as links, without what is in them: %s", ", ".join(links))
 
 
 def _files(workspace: Workspace) -> Iterator[tuple[str, Path]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from schedulers.contract import NO_PROGRAM
 from schedulers.doctor.diagnosis import Diagnosis, Level, absent, answer, last_line, probe, troubled
 from schedulers.jobset.restarts import OLDEST_JOBSET
-from schedulers.slurm.transport import NO_PROGRAM
 
 SLURM_SECONDS = 15
 KUBERNETES_SECONDS = 30

@@ -5,6 +5,8 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 
+from schedulers.contract import NO_PROGRAM, TIMED_OUT
+
 
 class Level(Enum):
     """Severity of a finding."""
@@ -40,9 +42,9 @@ def answer(command: list[str], seconds: float) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"no answer within {seconds:g} seconds")
+        return subprocess.CompletedProcess(command, TIMED_OUT, "", f"no answer within {seconds:g} seconds")
     except OSError as error:
-        return subprocess.CompletedProcess(command, 127, "", str(error))
+        return subprocess.CompletedProcess(command, NO_PROGRAM, "", str(error))
 
 
 def probe(name: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:

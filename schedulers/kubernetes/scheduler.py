@@ -66,7 +66,7 @@ class VolcanoScheduler(CodeWorkspace, KubernetesScheduler):  # pyrefly: ignore[i
         reason = _why_pending(cluster, job, pods) if status.app_state(job) == AppState.PENDING else ""
         answer = status.describe(app_id, job, pods, reason)
         training = log.progress(cluster, pods) if answer.state == AppState.RUNNING else None
-        said = [training.in_words() if training else "", "" if answer.msg == NONE else answer.msg, *in_status(job)]
+        said = [training.in_words() if training else "", answer.msg, *in_status(job)]
         answer.msg = "; ".join(filter(None, said)) or NONE
         return answer
 

@@ -2,24 +2,20 @@
 
 import hashlib
 import io
-import logging
 import os
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from torchx.specs import Workspace
 from torchx.workspace import walk_workspace
 
-from schedulers.code.files import is_linked_directory
+from schedulers.code.files import NEVER, is_linked_directory, tell_links
 from schedulers.errors import SchedulerError
 
-log = logging.getLogger(__name__)
-
-# Would change the digest with every commit or run, and no job needs them.
-LEFT_OUT = {".git", "__pycache__"}
 MOST_CODE_BYTES = 200_000_000
 DIGEST_LETTERS = 16
 # The last file of every archive: what was cut off lacks it.
@@ -32,10 +28,12 @@ class Code:
 
     Attributes:
         files: Each file by the path that it gets.
+        links: Where each link to a directory leads, by the path that it gets.
         digest: The digest of their paths, modes and content.
     """
 
     files: Mapping[str, Path]
+    links: Mapping[str, str]
     digest: str
 
     @classmethod
@@ -45,12 +43,12 @@ class Code:
         Raises:
             SchedulerError: It is too large to be code, or cannot be read.
         """
-        found = sorted(files_of(workspace))
-        files = {name: file for name, file in found if LEFT_OUT.isdisjoint(Path(name).parts)}
-        if links := [name for name, file in files.items() if is_linked_directory(file)]:
-            log.info("links to directories travel as links, without what is in them: %s", ", ".join(links))
+        found = {name: file for name, file in sorted(files_of(workspace)) if NEVER.isdisjoint(Path(name).parts)}
+        links = {name: os.readlink(file) for name, file in found.items() if is_linked_directory(file)}
+        tell_links([*links])
+        files = {name: file for name, file in found.items() if name not in links}
         try:
-            sizes = {name: 0 if name in links else file.stat().st_size for name, file in files.items()}
+            sizes = {name: file.stat().st_size for name, file in files.items()}
             if (total := sum(sizes.values())) > MOST_CODE_BYTES:
                 largest = max(sizes, key=sizes.__getitem__)
                 raise SchedulerError(
@@ -58,27 +56,26 @@ class Code:
                     f" {sizes[largest]:,}: name in .torchxignore what the job does not need"
                 )
             digest = hashlib.sha256()
-            for name, file in files.items():
-                content = os.readlink(file) if name in links else hashlib.sha256(file.read_bytes()).hexdigest()
+            for name, file in found.items():
+                content = links.get(name) or hashlib.sha256(file.read_bytes()).hexdigest()
                 digest.update(f"{name}\0{_mode(file):o}\0{content}\n".encode())
         except OSError as error:
             raise SchedulerError(
                 f"{error.filename}: cannot be read, to be sent to the host: {error.strerror}"
             ) from error
-        return cls(files, digest.hexdigest()[:DIGEST_LETTERS])
+        return cls(files, links, digest.hexdigest()[:DIGEST_LETTERS])
 
     def archive(self) -> bytes:
-        """Returns the files as a compressed archive."""
-        links = {name: os.readlink(file) for name, file in self.files.items() if is_linked_directory(file)}
-        files = {name: (file.read_bytes(), _mode(file)) for name, file in self.files.items() if name not in links}
-        return archive_of(files, links)
+        """Returns the files and links as a compressed archive."""
+        files = {name: (file.read_bytes(), _mode(file)) for name, file in self.files.items()}
+        return archive_of(files, self.links)
 
 
-def archive_of(files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
-    """Returns a compressed archive of files, with the content and the mode of each, and of links to directories."""
+def archive_of(files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """Returns a compressed archive of files, with the content and the mode of each, and of links."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as archive:
-        for name, there in (links or {}).items():
+        for name, there in links.items():
             member = tarfile.TarInfo(name)
             member.type, member.linkname = tarfile.SYMTYPE, there
             archive.addfile(member)

@@ -10,10 +10,11 @@ from pathlib import Path
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 from torchx.specs import AppState
 
+from schedulers.contract import NO_PROGRAM
 from schedulers.errors import MaybeSubmitted, SchedulerError
 from schedulers.queue_room import NoRoom
 from schedulers.slurm.app_id import AppId
-from schedulers.slurm.transport import NO_PROGRAM, PATIENCE_SECONDS, Answer, ControllerAway, HostAway, Transport
+from schedulers.slurm.transport import PATIENCE_SECONDS, Answer, ControllerAway, HostAway, Transport
 
 log = logging.getLogger(__name__)
 

@@ -142,7 +142,13 @@ def _send_code(at: Host, code: Code, target: Path, token: str) -> None:
     asked = at.connection.run(named + ASK_FOR_CODE)
     if asked.code == ABSENT:
         archive = code.archive()
-        log.info("sending %d files, %d kB, to %s:%s", len(code.files), len(archive) // 1000 + 1, at.host, target)
+        log.info(
+            "sending %d files, %d kB, to %s:%s",
+            len(code.files) + len(code.links),
+            len(archive) // 1000 + 1,
+            at.host,
+            target,
+        )
         asked = at.connection.run(named + SEND_CODE, archive)
         at.call_script(named + CLEAN)
     if asked.code:

@@ -136,9 +136,7 @@ class Record:
 
     def training(self) -> TrainingProgress | None:
         """Returns how far the training of the last attempt is; None if it has not said."""
-        file = self._folder / PROGRESS_FILE
-        self.at.pull(file)
-        return read_progress(self.at.here(file))
+        return read_progress(self.at.here(self._folder / PROGRESS_FILE))
 
     @property
     def attempts(self) -> int:

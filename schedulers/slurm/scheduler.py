@@ -187,7 +187,10 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
     def progress(self, app_id: str) -> TrainingProgress | None:
         """Returns how far a job is that runs; None if it has not said, and for an array, whose tasks say it."""
         record = self._find(AppId.parse(app_id))
-        return record.training() if record else None
+        if record is None:
+            return None
+        record.at.pull(*record.files)
+        return record.training()
 
     def check_known(self, app_id: str) -> None:
         """Refuses a job that Slurm has forgotten, as its end is unknown.
@@ -282,7 +285,7 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         return View(job, record, self._look)
 
     def _look(self, app_id: str) -> tuple[str | None, str]:
-        """Returns the state of another job, None if it is unknown, and the end of its first replica's log."""
+        """Returns the state of another job, None if it is unknown, and how far it is."""
         if self._tasks(app_id) and (answer := self._describe(app_id)):
             return answer.state.name, ""
         view = self._view(app_id)

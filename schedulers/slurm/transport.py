@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from schedulers import log_files, state_directory
+from schedulers.contract import NO_PROGRAM
 from schedulers.errors import SchedulerError
 
 # With these, Slurm's commands find the cluster and authenticate. Their other variables filter, sort or format the
@@ -20,7 +21,6 @@ COMMANDS = ("SLURM", "SBATCH", "SRUN", "SQUEUE", "SACCT", "SCANCEL", "SCONTROL",
 # A controller that is restarted, or a connection that is lost, is back within minutes; `log -f` and `run --wait` must
 # outlast that.
 PATIENCE_SECONDS = 600
-NO_PROGRAM = 127  # a shell's exit code
 
 
 class ControllerAway(SchedulerError):

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 from command import run_trainer, write_config
 from jobs import config, write_rows
+from tracked_lines import in_order, rows_of
 
 pytestmark = [
     pytest.mark.skipif(find_spec("trackio") is None, reason="needs trackio, which .ci/run installs"),
@@ -22,10 +23,6 @@ runs = [*trackio.Api().runs("mine")]
 history = {run.name: SQLiteStorage.get_logs("mine", run.name, run_id=run.id) for run in runs}
 print(json.dumps([{"name": run.name, "config": run.config, "history": history[run.name]} for run in runs]))
 """
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def kept(folder):
@@ -55,12 +52,5 @@ def test_its_files_have_each_line_once_and_a_resume_goes_on_with_the_same_run(tm
         for row in run["history"]
         if any("/" in key for key in row)
     ]
-    expected = []
-    for group, name in (("train", "metrics.jsonl"), ("validation", "evaluations.jsonl")):
-        for line in lines(out / name):
-            numbers = {key: value for key, value in line.items() if key not in ("step", "time", "split")}
-            values = {key if key.startswith("rate/") else f"{group}/{key}": value for key, value in numbers.items()}
-            expected.append(values | {"step": line["step"]})
-    by_text = {"key": lambda row: json.dumps(row, sort_keys=True)}
-    assert sorted(found, **by_text) == sorted(expected, **by_text)
+    assert in_order(found) == rows_of(out)
     assert run["history"][-1]["run_directory"] == str(out)

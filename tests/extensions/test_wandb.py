@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 from command import run_trainer, write_config
 from jobs import config, losses, write_rows
+from tracked_lines import in_order, rows_of
 from tracker_faults import nobody
 from wandb_file import history, records
 
@@ -14,10 +15,6 @@ pytestmark = [
     pytest.mark.more("another tracker has shown the promise"),
 ]
 STEPS = 8
-
-
-def lines(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +34,8 @@ def written(out):
 
 def check(out):
     rows = [row for file in written(out) for row in history(file)]
-    expected = []
-    for group, name in (("train", "metrics.jsonl"), ("validation", "evaluations.jsonl")):
-        for line in lines(out / name):
-            numbers = {key: value for key, value in line.items() if key not in ("step", "time", "split")}
-            values = {key if key.startswith("rate/") else f"{group}/{key}": value for key, value in numbers.items()}
-            expected.append(values | {"step": line["step"]})
     ours = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
-    by_text = {"key": lambda row: json.dumps(row, sort_keys=True)}
-    assert sorted(ours, **by_text) == sorted(expected, **by_text)
+    assert in_order(ours) == rows_of(out)
 
 
 def test_the_offline_files_have_each_line_once_and_a_resume_goes_on_with_the_same_run(settings, tmp_path):

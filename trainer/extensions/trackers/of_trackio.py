@@ -17,7 +17,7 @@ class TrackioRun:
     take, and sends that later; what was handed to it counts as sent.
 
     Args:
-        config: Where to; `uri` is a server, with its write token unless TRACKIO_WRITE_TOKEN has it.
+        config: Where to; `uri` is a server, whose write token TRACKIO_WRITE_TOKEN has.
         key: The id of the run.
         sent: What was handed to the client before.
         records: The run, for its name and configuration.

@@ -19,6 +19,8 @@ from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
 
+pytestmark = pytest.mark.more("test_export.py exports, test_transforms.py has what each makes of a value; here both")
+
 RATES = {"optimizer__sparse__learning_rate": 0.5, "optimizer__dense__learning_rate": 0.02}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,7 +70,6 @@ def test_an_export_answers_as_predictions_do(exported, columns, predicted):
     assert np.ptp(predicted) > 1e-2
 
 
-@pytest.mark.more("test_an_export_answers_as_predictions_do has every transform")
 def test_every_feature_matters(exported, columns):
     """An export would pass with rules that it leaves out, if none of them changed an answer."""
     others = {name: columns | {name: values[1:] + values[:1]} for name, values in columns.items()}
@@ -85,7 +86,6 @@ FORMS = {
 }
 
 
-@pytest.mark.more("test_export_own_rule.py exports in every form")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("flags", "without", "atol"), FORMS.values(), ids=FORMS)
 def test_other_forms_answer_alike(folder, exported, columns, predicted, tmp_path, flags, without, atol):

@@ -144,6 +144,7 @@ def read_lists(folder):
     return pa.concat_tables([pq.read_table(folder / part["file"]) for part in manifest["parts"]])
 
 
+@pytest.mark.few(1, "two ranks stand for four")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_lists_are_the_same_on_any_number_of_ranks(ranks, run, recommend, tmp_path):
     one, _ = recommend(*SMALL)
@@ -156,6 +157,7 @@ def test_lists_are_the_same_on_any_number_of_ranks(ranks, run, recommend, tmp_pa
     assert found.equals(expected)
 
 
+@pytest.mark.more("test_predict_killed.py kills the writer of both")
 def test_killed_and_stopped_and_resumed_it_lists_every_user_once(run, recommend, tmp_path):
     whole, _ = recommend(*SMALL[2:], "--users-per-part", "1", to=tmp_path / "undisturbed")
     folder, words = tmp_path / "disturbed", ["recommend", run / "config.toml", "--out", run]
@@ -533,7 +535,8 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ra
     assert listed == [str(item) for item in first]
 
 
-@pytest.mark.parametrize("model", ["sasrec", "hstu", "recency"])
+@pytest.mark.few(1, "the trained ones stand for one another")
+@pytest.mark.parametrize("model", ["hstu", "sasrec", "recency"])
 def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     histories = write_histories(tmp_path / "data", 300)
     rows = pq.read_table(histories)

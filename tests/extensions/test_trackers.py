@@ -137,6 +137,7 @@ def test_a_run_without_trackers_can_be_sent_later(folder, tracked, tmp_path):
     check_mlflow(store, out)
 
 
+@pytest.mark.more("faults of servers; that every line arrives once is shown without one")
 def test_a_server_that_is_gone_hung_or_full_costs_one_line_and_the_rest_is_sent_later(folder, tracked, tmp_path):
     with ExitStack() as stack:
         uris = [stack.enter_context(server()) for server in (nobody, hung, full)]
@@ -243,7 +244,7 @@ def answers(port):
         return False
 
 
-@pytest.mark.more("faults of the same process; a store without a server has shown the promise")
+@pytest.mark.more("faults of servers; that every line arrives once is shown without one")
 @pytest.mark.parametrize("fault", [nobody, hung, full])
 def test_a_server_that_fails_in_the_middle_gets_the_rest_later(folder, tracked, server, tmp_path, fault):
     way, gate = Way(server), Gate(tmp_path / "gate", 4)

@@ -49,7 +49,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "averaged tables, too": {"optimizer.ema.decay": 0.999, "optimizer.ema.tables": True},
     "gradient norm, rates and metrics at every step": {"report.interval_steps": 1},
     "metrics of the samples trained on": {"report.training_metrics": ["auc", "normalized_entropy", "calibration"]},
-    "gradient norms of all dense weights": {"report.gradient_norms": ["*"]},
+    "gradient norms of all dense weights at every step": {"report.interval_steps": 1, "report.gradient_norms": ["*"]},
     "histograms every 10 steps": {"report.histograms_every_steps": 10},
     "a profile of 5 steps": {"report.profile.first_step": WARM_STEPS + 1},
 }

@@ -105,13 +105,13 @@ def remember(handle: str, dry_run: AppDryRunInfo) -> str:
 def _described(role: Role, handle: str, cfg: Any, is_one_of_several: bool) -> dict[str, Any]:
     """Returns the trainer's command in a role, its configuration, and what its flags name."""
     scheduler, _, rest = handle.partition("://")
-    app_id = rest.rpartition("/")[2].rpartition(":")[2]
+    host, _, app_id = rest.rpartition("/")[2].rpartition(":")
     words = [word.replace(macros.app_id, app_id) for word in _words(role)]
     described = {"prefix": f"{role.name}/" if is_one_of_several else "", "command": next(iter(words), role.entrypoint)}
     if len(words) > 1 and not words[1].startswith("-"):
         described["config"] = words[1]
     base = None
-    if scheduler in SHARED_FILES:
+    if scheduler in SHARED_FILES and not host:
         base = Path.cwd() / (getattr(cfg, "job_dir", None) or "")
     for flag in FLAGS:
         if flag in words[:-1]:

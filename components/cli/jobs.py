@@ -124,19 +124,20 @@ class _List(CmdList):
 def _details(runner: Runner, app: ListAppResponse) -> list[str]:
     """Returns what a job waits for, and how far it is; TorchX lists states only."""
     waits = runner.status(app.app_handle) if app.state == AppState.PENDING else None
-    training = _progress(app.app_handle) if app.state == AppState.RUNNING else None
+    training = progress(app.app_handle) if app.state == AppState.RUNNING else None
     return [waits.msg if waits and waits.msg != NONE else "", training.short() if training else ""]
 
 
-def _progress(handle: str) -> TrainingProgress | None:
+def progress(handle: str) -> TrainingProgress | None:
     """Returns how far a job is that runs; None if it, or its scheduler, does not say."""
     backend, session, app_id = parse_app_handle(handle)
-    say = getattr(_scheduler(backend, session), "progress", None)
+    say = getattr(scheduler_of(backend, session), "progress", None)
     return say(app_id) if say else None
 
 
 @cache
-def _scheduler(backend: str, session: str) -> Scheduler:
+def scheduler_of(backend: str, session: str) -> Scheduler:
+    """Returns a scheduler, of the names in a handle."""
     return get_scheduler_factories()[backend](session)
 
 
@@ -146,7 +147,7 @@ class _Cancel(CmdCancel):
     def run_with_runner(self, args: argparse.Namespace, runner: Runner) -> None:
         """Cancels the job, which may save first, and still runs meanwhile."""
         backend, session, app_id = parse_app_handle(args.app_handle)
-        if check := getattr(_scheduler(backend, session), "check_known", None):
+        if check := getattr(scheduler_of(backend, session), "check_known", None):
             check(app_id)
         super().run_with_runner(args, runner)
         if status := runner.status(args.app_handle):
@@ -161,7 +162,7 @@ class _Status(CmdStatus):
         if app_status and not args.json:
             super().print_status(args, with_plain_error(app_status))
             return
-        training = _progress(args.app_handle) if app_status and app_status.state == AppState.RUNNING else None
+        training = progress(args.app_handle) if app_status and app_status.state == AppState.RUNNING else None
         with redirect_stdout(io.StringIO()) as printed:
             super().print_status(args, app_status)
         known = {"progress": training.fields()} if training else {}

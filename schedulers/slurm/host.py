@@ -13,7 +13,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,6 +75,11 @@ done
 [[ -d $work/ends ]] && tar -cf - -C "$work/ends" .
 rm -rf "$work"
 """
+# Prints an archive of a directory, without a part of it; tar ends with 1 if a file grew meanwhile.
+FETCH = """\
+[[ -d $path ]] || { echo "there is no directory $path" >&2; exit 1; }
+tar -C "$path" -czhf - --exclude="./$without" . || (($? == 1))
+"""
 
 
 class Host(Transport):
@@ -134,38 +139,21 @@ class Host(Transport):
         wanted = "".join(f"{path}\n" for path in paths).encode()
         archive = self.done(f"limit={TAIL_BYTES}\n{PULL}", wanted)
         with self._lock:
-            found = self._unpack(archive)
+            found = _unpack(archive, self.here)
             for path in paths:
                 copy = self.here(path)
                 for file in [*copy.rglob("*")] if copy.is_dir() else [copy]:
                     if file not in found and file.is_file():
                         file.unlink()
 
-    def _unpack(self, archive: bytes) -> set[Path]:
-        found: set[Path] = set()
-        if not archive:
-            return found
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r|", ignore_zeros=True) as files:
-            for member in files:
-                if not member.isfile():
-                    continue
-                copy = self.here(Path("/", member.name))
-                if copy.parent.is_file():  # was a file once
-                    copy.parent.unlink()
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                content = files.extractfile(member)
-                assert content
-                part = copy.with_name(f".{copy.name}.part")
-                with part.open("wb") as target:
-                    shutil.copyfileobj(content, target)
-                os.utime(part, (member.mtime, member.mtime))
-                part.replace(copy)  # readers find the old one or the new one
-                found.add(copy)
-        return found
-
     def here(self, path: Path) -> Path:
         """Returns where the copy of a file is, if it was pulled."""
-        return Path(self._copies.name, os.path.normpath(f"/{path}")[1:].lstrip("/"))
+        return _below(Path(self._copies.name), path)
+
+    def fetch(self, path: Path, to: Path, without: str) -> None:
+        """Copies the files of a directory."""
+        archive = self.done(variables(path=str(path), without=without) + FETCH)
+        _unpack(archive, lambda name: _below(to, name))
 
     def open_log(self, path: Path, position: int) -> tuple[BinaryIO, int] | None:
         """Reads a part of a log from a position, or from its beginning if it has become shorter."""
@@ -232,6 +220,35 @@ def reach(host: str) -> Transport:
         SchedulerError: The name cannot be that of a host.
     """
     return Host(host) if host else HERE
+
+
+def _below(folder: Path, path: Path) -> Path:
+    """Returns the place of a path in a folder, which it cannot leave."""
+    return folder / os.path.normpath(f"/{path}").lstrip("/")
+
+
+def _unpack(archive: bytes, place: Callable[[Path], Path]) -> set[Path]:
+    """Writes the files of an archive to their places, which it returns."""
+    found: set[Path] = set()
+    if not archive:
+        return found
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r|*", ignore_zeros=True) as files:
+        for member in files:
+            if not member.isfile():
+                continue
+            copy = place(Path(member.name))
+            if copy.parent.is_file():  # was a file once
+                copy.parent.unlink()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            content = files.extractfile(member)
+            assert content
+            part = copy.with_name(f".{copy.name}.part")
+            with part.open("wb") as target:
+                shutil.copyfileobj(content, target)
+            os.utime(part, (member.mtime, member.mtime))
+            part.replace(copy)  # readers find the old one or the new one
+            found.add(copy)
+    return found
 
 
 def _answer(command: tuple[str, ...], said: Said) -> Answer:

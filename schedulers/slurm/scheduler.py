@@ -192,6 +192,14 @@ class SlurmScheduler(WorkspaceMixin[None], Scheduler[SlurmOpts]):
         record.at.pull(*record.files)
         return record.training()
 
+    def fetch(self, app_id: str, path: str, to: str, without: str) -> None:
+        """Copies a directory of the host of a job to this machine, without a part of it.
+
+        Raises:
+            SchedulerError: The job is one of this machine's own Slurm, or the directory cannot be read.
+        """
+        reach(AppId.parse(app_id).host).fetch(Path(path), Path(to), without)
+
     def check_known(self, app_id: str) -> None:
         """Refuses a job that Slurm has forgotten, as its end is unknown.
 

@@ -85,6 +85,19 @@ class Transport:
         """Returns where a file that was pulled can be read."""
         return path
 
+    def fetch(self, path: Path, to: Path, without: str) -> None:
+        """Copies the files of a directory, links as what they lead to.
+
+        Args:
+            path: The directory.
+            to: Where its files go; those that are there are replaced.
+            without: A file or directory in it that stays.
+
+        Raises:
+            SchedulerError: There is nothing to copy, or it cannot be read.
+        """
+        raise SchedulerError(f"{path} is a directory of this machine; look at it there")
+
     def open_log(self, path: Path, position: int) -> tuple[BinaryIO, int] | None:
         """Opens a log at a position, or at its beginning if it has become shorter; None if there is no such file."""
         return log_files.open_at(path, position)

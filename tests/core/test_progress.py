@@ -54,7 +54,7 @@ def test_the_file_has_the_last_report_and_what_the_job_does_since(file):
     own = ProgressFile()
     own.step(1)
     assert read_progress(file) is None, "training has not begun"
-    own.begin(300, 2000, NOW, print)
+    own.begin(TrainingProgress(step=300, last_step=2000, saved_step=300, saved=NOW, time=NOW), print)
     assert read_progress(file).in_words(NOW).startswith("step 300/2,000, ")
     own.report(REPORTED)
     assert read_progress(file) == replace(REPORTED, saved_step=300, saved=NOW)
@@ -69,7 +69,7 @@ def test_the_file_has_the_last_report_and_what_the_job_does_since(file):
 def test_what_cannot_be_written_is_told_and_does_not_end_the_job(file, capsys):
     file.mkdir()
     own = ProgressFile()
-    own.begin(0, 2000, None, print)
+    own.begin(TrainingProgress(step=0, last_step=2000, saved_step=0, time=NOW), print)
     assert f"{file} cannot be written to: " in capsys.readouterr().out
     file.rmdir()
     own.report(REPORTED)

@@ -45,6 +45,7 @@ class TrainingProgress:
         saved_step: Step of the newest checkpoint; 0 without one, None if it is not known.
         saved: When that was saved; None if it is not known.
         interval: Usual time between two signs of life.
+        run_directory: Where the run is, in full; empty if it is not known.
         time: The last sign of life.
     """
 
@@ -57,6 +58,7 @@ class TrainingProgress:
     saved_step: int | None = None
     saved: float | None = None
     interval: float = 0.0
+    run_directory: str = ""
     time: float
 
     def line(self, details: str) -> str:
@@ -123,10 +125,10 @@ class ProgressFile:
         self._lock = Lock()  # checkpoints are saved by another thread
         self._log: Callable[[str], None] = print
 
-    def begin(self, step: int, last_step: int, saved: float | None, log: Callable[[str], None]) -> None:
-        """Notes that training begins after a step, with the time when that was saved; `log` prints a line."""
+    def begin(self, begun: TrainingProgress, log: Callable[[str], None]) -> None:
+        """Notes that training begins; `log` prints a line."""
         self._log = log
-        self._now = TrainingProgress(step=step, last_step=last_step, saved_step=step, saved=saved, time=time.time())
+        self._now = begun
         self._change(at_once=True)
 
     def step(self, step: int) -> None:

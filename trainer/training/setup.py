@@ -4,6 +4,7 @@ The phases are ordered by cost, so that a wrong configuration is refused before 
 `begin_job` claims; `session_of` does the rest. `announce` is the first to write to the run directory.
 """
 
+import os
 import shlex
 import socket
 import time
@@ -20,7 +21,7 @@ from trainer.checkpoint.verify import verify_together
 from trainer.config.root import Config, to_toml
 from trainer.core.console import plural
 from trainer.core.distributed import DistributedContext, broadcast_from_rank0
-from trainer.core.progress import PROGRESS
+from trainer.core.progress import PROGRESS, TrainingProgress
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import digest
@@ -126,8 +127,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         continue_chain(job, model)
     reporter, stop_request = _open_reporter(claimed, order), StopRequest()
     if context.is_rank0:
-        saved = claimed.checkpoints.saved_at(order.steps_done) if order.steps_done else None
-        PROGRESS.begin(order.steps_done, order.last_step, saved, reporter.log)
+        PROGRESS.begin(_begun(claimed, order), reporter.log)
     with _open_saver(job, order, reporter) as saver:
         session = Session(
             claimed=claimed,
@@ -261,6 +261,19 @@ def continue_chain(job: Job, model: ShardedModel) -> None:
     if found := broadcast_from_rank0(context, chain):
         job.staging.copy(model.tensors())
         job.staging.chain = found
+
+
+def _begun(claimed: ClaimedRun, order: EpochOrder) -> TrainingProgress:
+    """Returns how far the job is before its first step."""
+    step, url = order.steps_done, claimed.directory.url
+    return TrainingProgress(
+        step=step,
+        last_step=order.last_step,
+        saved_step=step,
+        saved=claimed.checkpoints.saved_at(step) if step else None,
+        run_directory=without_secrets(url) if "://" in url else os.path.abspath(url),
+        time=time.time(),
+    )
 
 
 def _open_reporter(claimed: ClaimedRun, order: EpochOrder) -> Reporter:

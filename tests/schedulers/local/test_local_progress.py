@@ -12,7 +12,7 @@ from shells import SH, wait_for
 REPORTS = """
 import os, time
 from trainer.core.progress import PROGRESS, TrainingProgress
-PROGRESS.begin(0, 2000, None, print)
+PROGRESS.begin(TrainingProgress(step=0, last_step=2000, saved_step=0, time=time.time()), print)
 for step in range(100, 2001, 100):
     now = time.time()
     PROGRESS.report(TrainingProgress(

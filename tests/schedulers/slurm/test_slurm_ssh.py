@@ -167,6 +167,36 @@ def test_what_the_command_refuses_on_the_cluster_is_refused(laptop):
     assert re.search(r"^torchx run: error: .*train.steps.*; nothing was submitted$", line), line
 
 
+def test_what_cannot_be_fetched_is_one_line(laptop):
+    handle = laptop.shell_job("true")
+    assert laptop.wait(handle)["state"] == "SUCCEEDED"
+    job = laptop.job_dir(handle) / f"slurm-{number(handle)}"
+
+    def refused(*words):
+        done = laptop.try_torchx("fetch", handle, *words)
+        (line,) = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, "")
+        return line.partition("torchx fetch: error: ")[2]
+
+    assert refused().startswith(f"{handle}: no run to fetch: the job has not begun to train, trains nothing")
+    progress = {"step": 1, "last_step": 2, "time": 0.0}
+    (job / "training.json").write_text(json.dumps(progress | {"run_directory": "s3://bucket/run"}))
+    assert refused() == f"{handle}: its run is s3://bucket/run, which is read here as it is"
+    run = laptop.host.home / "runs" / "a run"
+    (job / "training.json").write_text(json.dumps(progress | {"run_directory": str(run)}))
+    assert refused() == f"login: there is no directory {run}"
+    assert not (laptop.folder / "runs").exists()
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("{}")
+    (laptop.folder / "mine").mkdir()
+    (laptop.folder / "mine" / "kept").write_text("")
+    assert refused("--to", "mine").startswith("--to mine: exists, and is no copy of slurm://torchx/login:")
+    said = laptop.torchx("fetch", handle, "--to", "other")
+    assert said.startswith(f"{run} is in other, without its checkpoints\nnext:\n")
+    assert (laptop.folder / "other" / "metrics.jsonl").read_text() == "{}"
+    assert [file.name for file in (laptop.folder / "mine").iterdir()] == ["kept"]
+
+
 @pytest.mark.more("a rare option")
 def test_a_job_directory_on_the_host_is_a_copy_of_the_code(laptop):
     (laptop.folder / "own.txt").write_text("mine\n")
@@ -249,11 +279,29 @@ def test_the_guide_as_it_is_typed(laptop, rows):
     assert handle.startswith("slurm://torchx/login.example:")
     assert laptop.wait(handle)["state"] == "SUCCEEDED", laptop.batch_log(handle)
     assert (out / "metrics.jsonl").exists()
-    said = [laptop.torchx(*line.replace("slurm://torchx/login.example:1234", handle).split()[1:]) for line in rest]
-    assert "finished at step 20" in said[0]
-    assert "step 20/20" in said[1]
-    assert handle in said[2]
-    assert [line.split()[1] for line in rest] == ["status", "log", "list", "cancel", "delete"]
+    typed = {line.split()[1]: line.replace("slurm://torchx/login.example:1234", handle).split()[1:] for line in rest}
+    assert [*typed] == ["status", "log", "list", "cancel", "delete", "fetch"]
+    assert "finished at step 20" in laptop.torchx(*typed["status"])
+    assert "step 20/20" in laptop.torchx(*typed["log"])
+    assert handle in laptop.torchx(*typed["list"])
+    for _ in range(2):
+        *_, see, page = laptop.torchx(*typed["fetch"]).splitlines()
+        assert (see, page) == (
+            "  python -m trainer tensorboard --logdir runs/mine",
+            "  open runs/mine/run.html in a browser",
+        )
+    assert_is_copied(out, laptop.folder / "runs/mine")
+    laptop.torchx(*typed["cancel"])
+    laptop.torchx(*typed["delete"])
+
+
+def assert_is_copied(run, copy):
+    """All of a run is there, but its checkpoints."""
+    there = {str(file.relative_to(run)): file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    here = {str(file.relative_to(copy)): file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+    assert here.pop(".torchx-fetched")
+    assert here == {name: content for name, content in there.items() if not name.startswith("checkpoints/")}
+    assert "metrics.jsonl" in here
 
 
 @pytest.mark.more("the guide is typed, too")

@@ -19,6 +19,8 @@ STEPS = 3 * EPOCH
     [
         ({}, {1: 1, 1000: 1}),
         ({"warmup_steps": 4}, {1: 0.25, 2: 0.5, 4: 1, 5: 1}),
+        ({"warmup_steps": 4, "warmup_start": 0.2}, {1: 0.4, 2: 0.6, 4: 1, 5: 1}),
+        ({"warmup_steps": 4, "warmup_start": 3.0}, {1: 2.5, 2: 2, 4: 1, 5: 1}),
         ({"decay": "linear", "decay_steps": 10}, {1: 0.9, 5: 0.5, 10: 0, 99: 0}),
         ({"decay": "linear", "decay_steps": 10, "end_multiplier": 0.5}, {5: 0.75, 10: 0.5, 11: 0.5}),
         (
@@ -179,6 +181,13 @@ def test_restarts_far_away_are_exact():
     assert all(lr_multiplier(schedule, step - 1) < 0.1 for step in restarts)
 
 
+def test_a_warm_up_between_rates_by_hand_is_that_of_torch_easy_rec():
+    # Its ManualStep with `warmup`, of a base rate of .001; it counts the steps that are done, so it is a step behind.
+    expected = [0.001 + (0.01 - 0.001) * step / 10 for step in range(1, 11)] + [0.01] * 20 + [0.002] * (STEPS - 30)
+    schedule = Schedule(warmup_steps=10, warmup_start=0.1, decay="piecewise", boundaries=[21], multipliers=[1.0, 0.2])
+    assert [0.01 * multiplier for multiplier in multipliers(schedule)] == close(expected)
+
+
 def test_the_keys_of_every_decay_are_known():
     assert DECAY_KEYS.keys() - {"inherit"} == DECAYS.keys()
 
@@ -191,6 +200,8 @@ def test_the_keys_of_every_decay_are_known():
         ({"decay": "linear", "decay_steps": 5, "growth": 2}, "{key}.growth is 2, .* 'linear' does not use"),
         ({"decay": "one_cycle", "decay_steps": 5, "warmup_steps": 2}, "{key}.warmup_steps is 2"),
         ({"decay": "inverse_sqrt", "end_multiplier": 0.1}, "{key}.end_multiplier is 0.1"),
+        ({"decay": "one_cycle", "decay_steps": 5, "warmup_start": 0.1}, "{key}.warmup_start is 0.1, which"),
+        ({"warmup_start": 0.1}, "{key}.warmup_start is 0.1; set {key}.warmup_steps, too, or leave it out"),
         ({"unit": "epochs"}, "{key}.unit is 'epochs', which {key}.decay 'constant' does not use"),
         ({"decay": "cosine"}, "{key}.decay_steps is 1; set the length of {key}.decay 'cosine', 2 or more"),
         ({"decay": "piecewise"}, "{key}.boundaries is \\[\\]; they must be set and ascend"),

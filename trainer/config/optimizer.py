@@ -8,14 +8,15 @@ import pydantic
 from trainer.core.errors import InputError, nearest
 from trainer.core.section import MayChange, Section
 
-LENGTH = ("warmup_steps", "unit", "decay_start", "decay_steps")
+WARMUP = ("warmup_steps", "warmup_start")
+LENGTH = (*WARMUP, "unit", "decay_start", "decay_steps")
 # The names of DECAYS in trainer/optim, which cannot be imported without torch, each with the keys that it uses.
 DECAY_KEYS = {
-    "constant": ("warmup_steps",),
+    "constant": WARMUP,
     "linear": (*LENGTH, "end_multiplier"),
     "polynomial": (*LENGTH, "end_multiplier", "power"),
     "exponential": (*LENGTH, "end_multiplier", "decay_rate", "staircase"),
-    "piecewise": ("warmup_steps", "unit", "decay_start", "boundaries", "multipliers"),
+    "piecewise": (*WARMUP, "unit", "decay_start", "boundaries", "multipliers"),
     "cosine": (*LENGTH, "end_multiplier"),
     "cosine_restarts": (*LENGTH, "end_multiplier", "growth"),
     "one_cycle": ("unit", "decay_steps", "start_multiplier", "rise_fraction", "end_multiplier"),
@@ -29,6 +30,8 @@ class Schedule(Section):
 
     warmup_steps: pydantic.NonNegativeInt = 0
     """Steps of the linear warm-up; the last of them has the full rate."""
+    warmup_start: pydantic.NonNegativeFloat = 0.0
+    """Learning-rate multiplier that the warm-up begins with, before its first step."""
     decay: str = "constant"
     """After the warm-up: constant, linear, polynomial, exponential, piecewise, cosine, cosine_restarts, one_cycle,
     inverse_sqrt (see docs/guides/schedules.md), or package.module:function for your own."""
@@ -66,6 +69,14 @@ class Schedule(Section):
             raise InputError(
                 f"{{key}}.{unused[0]} is {given[unused[0]]!r}, which {{key}}.decay '{self.decay}' does not use; "
                 f"leave it out, or use {users}"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_warm_up(self) -> Self:
+        if self.warmup_start and not self.warmup_steps:
+            raise InputError(
+                f"{{key}}.warmup_start is {self.warmup_start}; set {{key}}.warmup_steps, too, or leave it out"
             )
         return self
 

@@ -28,7 +28,6 @@ POINT, START, END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 Event = Literal["POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"]
 NAMES = {"adam": "Adam", "rowwise_adagrad": "RowWiseAdagrad"}
 PRECISIONS = {"bf16": "bfloat16"}
-WARMUP_START = 0.0  # of every schedule here
 
 
 def check(config: Config, context: DistributedContext) -> None:
@@ -186,7 +185,7 @@ def _settings(run: RunView) -> Iterator[tuple[str, Any]]:
     yield "opt_weight_decay", dense.weight_decay
     yield "opt_gradient_clip_norm", dense.max_norm
     yield "opt_learning_rate_warmup_steps", dense.schedule.warmup_steps
-    yield "opt_learning_rate_warmup_start_lr", WARMUP_START
+    yield "opt_learning_rate_warmup_start_lr", dense.learning_rate * dense.schedule.warmup_start
     yield "opt_sparse_name", NAMES.get(sparse.name, sparse.name)
     yield "opt_sparse_base_learning_rate", sparse.learning_rate
     rounds = config.train.tf32 and run.context.device.type == "cuda"

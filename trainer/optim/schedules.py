@@ -100,7 +100,7 @@ def lr_multiplier(schedule: Schedule, step: int, key: str = "schedule", steps_pe
     """
     decay: Decay = find_by_name(f"{key}.decay", schedule.decay, DECAYS)
     if step < schedule.warmup_steps:
-        return step / schedule.warmup_steps
+        return schedule.warmup_start + (1.0 - schedule.warmup_start) * step / schedule.warmup_steps
     if schedule.decay not in DECAYS:
         return decay(schedule, _now(schedule, step, steps_per_epoch))  # the user's own decay starts when it likes
     return decay(schedule, max(0, _now(schedule, step, steps_per_epoch) - _begin(schedule, steps_per_epoch)))

@@ -98,6 +98,15 @@ def test_every_table_says_why(large, capsys):
     assert any("worth" in row["why"] or "more than a rank's" in row["why"] for row in placements(poor).values())
 
 
+def test_tables_in_host_memory_are_named(large, capsys):
+    on_gpu = planned(capsys, large, "--on", "h100:1")
+    assert "in host" not in on_gpu
+    words = [("s0", "fused_uvm"), ("s2", "fused_uvm_caching"), ("s4", "fused_uvm"), ("s5", "fused_uvm")]
+    flags = [word for table, kernel in words for word in (f"--planner.tables.{table}.compute-kernels", kernel)]
+    (line,) = re.findall(r"\nin host +(.*)", planned(capsys, large, "--on", "h100:1", *flags))
+    assert re.fullmatch(r"4 tables: s0 \(whole\), s2 \(\d+% of its rows in a cache\), s4 \(whole\), s5 \(whole\)", line)
+
+
 @pytest.mark.slow
 def test_clusters_are_compared_and_one_that_is_too_small_is_last(large, capsys):
     text = planned(

@@ -57,6 +57,15 @@ def test_the_printed_plan_adds_up(tmp_path):
     assert on_ranks == pytest.approx((whole + copies) / 2**20, abs=0.03)
 
 
+def test_the_printed_plan_names_tables_in_host_memory(tmp_path):
+    task, plan = one_of_each(tmp_path)
+    assert "host memory" not in render_plan(plan, task, 4)
+    first, second, *_ = tables = table_plans(plan)
+    tables[first].compute_kernel, tables[second].compute_kernel = "fused_uvm", "fused_uvm_caching"
+    line = render_plan(plan, task, 4).splitlines()[-1]
+    assert line == f"in host memory, not on GPUs (UVM): {first}, {second}"
+
+
 def first_table(plan):
     module, *_ = plan["modules"].values()
     return next(iter(module.values()))

@@ -149,6 +149,7 @@ NEED_HOSTS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)  # on a single host these
 
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 DENSE, FUSED, UVM, CACHED = range(len(KERNELS))
+IN_HOST_MEMORY = KERNELS[UVM], KERNELS[CACHED]
 CACHE_FACTORS = (0.05, 0.1, 0.2, 0.4, 0.7)  # parts of a table's rows that the GPU caches; TorchRec's default is 0.2
 LANES = 4  # FBGEMM's kernels require multiples of four columns
 

@@ -16,7 +16,7 @@ from torchx_recsys.planner.plan import Problem
 from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
 from torchx_recsys.planner.search import Solution, planned_table
 from torchx_recsys.planner.step_time import StepTime, step_time
-from torchx_recsys.planner.tables import PlannedTable, Table, ranges
+from torchx_recsys.planner.tables import IN_HOST_MEMORY, PlannedTable, Table, ranges
 from trainer.models.embeddings import name_in_model, table_of_name, table_of_weight, table_shapes, value_bytes
 
 
@@ -126,12 +126,13 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
         lines.append([name, *shapes[name], table.sharding_type, table.compute_kernel, len(shards), ranks, size / 2**20])
     headers = ["table", "rows", "columns", "sharding type", "kernel", "shards", "ranks", "MiB"]
     loads = [[rank, size / 2**20] for rank, size in enumerate(on_rank)]
-    return "\n\n".join(
-        [
-            tabulate(lines, headers, floatfmt=",.2f", intfmt=","),
-            tabulate(loads, ["rank", "MiB of tables"], floatfmt=",.2f"),
-        ]
-    )
+    on_host = [name for name, table in table_plans(plan).items() if table.compute_kernel in IN_HOST_MEMORY]
+    parts = [
+        tabulate(lines, headers, floatfmt=",.2f", intfmt=","),
+        tabulate(loads, ["rank", "MiB of tables"], floatfmt=",.2f"),
+        f"in host memory, not on GPUs (UVM): {', '.join(on_host)}" if on_host else "",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def table_bytes(shape: Sequence[int], value_bytes: int) -> int:

@@ -10,9 +10,11 @@ from torchx_recsys.planner.plan import Planned, Shortage
 from torchx_recsys.planner.rank_memory import ACTIVATIONS
 from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
 from torchx_recsys.planner.step_time import StepTime
-from torchx_recsys.planner.tables import ranges
+from torchx_recsys.planner.tables import IN_HOST_MEMORY, PlannedTable, Table, ranges
 from torchx_recsys.planner.topology import Topology
 from trainer.core.console import plural
+
+NAMED = 5  # maximum number of tables in a line
 
 
 def named_cluster(cluster: Cluster) -> str:
@@ -64,6 +66,7 @@ def summary(planned: Planned) -> dict[str, str]:
     longest = step.longest
     lines = {
         "fits": fits(planned),
+        **({"in host": on_host} if (on_host := in_host_memory(planned)) else {}),
         "step": _speed(planned, step),
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
         "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",
@@ -97,6 +100,18 @@ def fits(planned: Planned) -> str:
     answer = "yes" if (used <= usable).all() else "no"
     kept = f", of which planner.reserve keeps {planned.problem.reserve:.0%} free" if answer == "no" else ""
     return f"{answer}: the fullest rank takes {', and '.join(parts)}{kept}"
+
+
+def in_host_memory(planned: Planned) -> str:
+    """Names the tables that GPUs read from host memory (UVM); empty without one."""
+    placed = zip(planned.tables, planned.placed, strict=True)
+    found = [_kept_there(table, one) for table, one in placed if one.kernel in IN_HOST_MEMORY]
+    rest = f" and {len(found) - NAMED:,} more" if len(found) > NAMED else ""
+    return f"{plural(len(found), 'table')}: {', '.join(found[:NAMED])}{rest}" if found else ""
+
+
+def _kept_there(table: Table, placed: PlannedTable) -> str:
+    return f"{table.name} ({f'{placed.cached:.0%} of its rows in a cache' if placed.cached else 'whole'})"
 
 
 def price_of_memory(planned: Planned) -> str:

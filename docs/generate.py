@@ -386,8 +386,10 @@ def _metric(metric: Any) -> str:
 
 
 def _memory(metric: Any) -> str:
-    if metric.grouped:
+    if metric.grouped or metric.accumulator.endswith("AllSamples"):
         return "20 bytes a sample"
+    if metric.accumulator.endswith(("ClassRanks", "ClassHistograms")):
+        return "8 bytes a class" if metric.accumulator.endswith("Ranks") else "3 MiB a class"
     if metric.over_items:
         return "8 bytes an item, and its vector"
     if metric.accumulator.endswith("LogitHistogram"):

@@ -93,7 +93,10 @@ def of_task(metrics, evaluate=None, **task):
         ("ndcg", "such as ndcg@10"),
         ("hit_rate@-3", "such as hit_rate@10"),
         ("auc@10", "write auc"),
-        ("accuracy@1", "write accuracy@threshold with a number between 0 and 1, such as accuracy@0.5 or accuracy"),
+        (
+            "accuracy@1.5",
+            "write accuracy@threshold with a number between 0 and 1, such as accuracy@0.5 or accuracy or accuracy@k",
+        ),
     ],
 )
 def test_wrong_numbers_in_names(metric, words):
@@ -112,16 +115,20 @@ def test_wrong_numbers_in_names(metric, words):
         (
             {"metrics": ["auc"], "output": "value", "label": "seconds"},
             "tasks.ranking.metrics has 'auc', which takes a logit or a log-probability, but tasks.ranking gives a "
-            "value; set tasks.ranking.metrics to some of: mae, mse, rmse, r2, gauc, gauc_by_samples, ndcg@k, mrr",
+            "value; set tasks.ranking.metrics to some of: mae, mse, rmse, r2, xauc, gauc, gauc_by_samples, grouped",
         ),
         ({"metrics": ["rmse"]}, "which takes a value or the logarithm of a value, but tasks.ranking gives a logit"),
         ({"metrics": None, "evaluate": {"metrics": ["rmse"]}}, "evaluate.metrics has 'rmse', which takes a value"),
         (
             {"metrics": ["log_loss"], "output": "log_value", "label": "seconds"},
             "gives the logarithm of a value; set tasks.ranking.metrics to some of: calibration, mae, mse, rmse, r2, "
-            "poisson_deviance, gauc",
+            "poisson_deviance, xauc, gauc",
         ),
-        ({"metrics": ["auc"], "loss": "softmax"}, "tasks.ranking gives scores of classes"),
+        (
+            {"metrics": ["ece"], "loss": "softmax"},
+            "gives scores of classes; set tasks.ranking.metrics to some of: auc, ",
+        ),
+        ({"metrics": ["accuracy@5"]}, "which takes scores of classes, but tasks.ranking gives a logit"),
         (
             {"metrics": ["auc"], "output": "vectors", "group": "user"},
             "gives vectors; set tasks.ranking.metrics to some of: ndcg@k, mrr, recall@k, hit_rate@k",

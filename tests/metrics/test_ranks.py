@@ -15,7 +15,7 @@ def tasks():
     """Every metric, each with a task that it suits."""
     random = np.random.default_rng(4)
     names = [name.replace("@threshold", "@0.3").replace("@k", "@3") for name in METRICS]
-    classes, values = ["accuracy", "cross_entropy"], ["mae", "mse", "rmse", "r2"]
+    classes, values = ["accuracy", "accuracy@3", "cross_entropy"], ["mae", "mse", "rmse", "r2", "xauc", "grouped_xauc"]
     rest = [name for name in names if name not in classes + values]
     columns = {
         "predictions": np.round(random.normal(size=900), 1).tolist(),
@@ -29,7 +29,7 @@ def tasks():
         {"names": rest, "settings": {}, "columns": columns},
         {"names": ["gauc", "mrr"], "settings": half, "columns": columns},
         {"names": [*values, "ndcg@3", "custom:MedianError"], "settings": {"output": "value"}, "columns": columns},
-        {"names": classes, "settings": {"loss": "softmax"}, "columns": columns | scores},
+        {"names": [*classes, "auc"], "settings": {"loss": "softmax"}, "columns": columns | scores},
         {"names": ["gauc", "mrr"], "settings": {}, "columns": {name: rows[:1] for name, rows in columns.items()}},
         {"names": reference_metrics.NAMES, "settings": {}, "columns": ordered(3000, 0)},
         {"names": reference_metrics.NAMES, "settings": {}, "columns": ordered(20_000, 80_000)},

@@ -35,6 +35,7 @@ class RankedGroups:
         group: The group that each tie is in, `[T]`, in `[0, G)`.
         size: Samples of each tie, `[T]`.
         above: Samples of its group that are ranked above each tie, `[T]`.
+        tie: The tie that each sample is in, `[N]`, in `[0, T)`.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class RankedGroups:
         order = order[groups[order].argsort(stable=True)]
         groups, scores, self.labels, self.weights = (values[order] for values in (groups, scores, labels, weights))
         self._context, self._groups = context, groups
-        begins_group = _changes(groups)
-        begins_tie = begins_group | _changes(scores)
+        begins_group = changes(groups)
+        begins_tie = begins_group | changes(scores)
         first = begins_tie.nonzero()[:, 0]
-        self._tie = begins_tie.cumsum(0) - 1
+        self.tie = begins_tie.cumsum(0) - 1
         self.group = begins_group.cumsum(0)[first] - 1
-        self.size = torch.bincount(self._tie)
+        self.size = torch.bincount(self.tie)
         self.above = first - begins_group.nonzero()[:, 0][self.group]
 
     @cached_property
@@ -64,7 +65,7 @@ class RankedGroups:
 
     def of_ties(self, values: Tensor) -> Tensor:
         """Returns the sums over each tie, `[T]`, of values of the samples, by rank."""
-        return values.new_zeros(len(self.size)).index_add_(0, self._tie, values)
+        return values.new_zeros(len(self.size)).index_add_(0, self.tie, values)
 
     def of_groups(self, values: Tensor) -> Tensor:
         """Returns the sums over each group, `[G]`, of values of the ties."""
@@ -169,7 +170,7 @@ def mrr(groups: RankedGroups) -> dict[str, float]:
     return groups.mean(_reciprocal_ranks(size, relevant, above), torch.ones_like(relevant))
 
 
-def _changes(values: Tensor) -> Tensor:
+def changes(values: Tensor) -> Tensor:
     """Returns where a value differs from the value before it, `[N]`; True for the first."""
     changed = torch.ones(len(values), dtype=torch.bool, device=values.device)
     changed[1:] = values[1:] != values[:-1]
@@ -208,7 +209,7 @@ def _gain(groups: RankedGroups, k: int) -> Tensor:
 def _first_relevant(groups: RankedGroups) -> tuple[Tensor, Tensor, Tensor]:
     """Returns size, relevant samples and samples above of each group's first tie with a relevant sample."""
     found = (groups.relevant > 0).nonzero()[:, 0]
-    found = found[_changes(groups.group[found])]
+    found = found[changes(groups.group[found])]
     return groups.size[found], groups.relevant[found], groups.above[found]
 
 

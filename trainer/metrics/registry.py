@@ -61,9 +61,14 @@ def _of_counts(function: str, higher_is_better: bool | None) -> BuiltIn:
     return BuiltIn(f"{module}:CountSums", f"{module}:{function}", ("count",), higher_is_better)
 
 
-def _of_classes(function: str, higher_is_better: bool) -> BuiltIn:
+def _of_classes(function: str, higher_is_better: bool, accumulator: str = "ClassSums") -> BuiltIn:
     module = "trainer.metrics.values_and_classes"
-    return BuiltIn(f"{module}:ClassSums", f"{module}:{function}", ("classes",), higher_is_better)
+    return BuiltIn(f"{module}:{accumulator}", f"{module}:{function}", ("classes",), higher_is_better)
+
+
+def _of_pairs(function: str, accumulator: str, grouped: bool) -> BuiltIn:
+    function = f"trainer.metrics.pairs:{function}"
+    return BuiltIn(f"trainer.metrics.{accumulator}", function, ("value", "count"), True, grouped=grouped)
 
 
 def _of_groups(function: str, binary: bool = False) -> BuiltIn:
@@ -92,10 +97,13 @@ METRICS = {
     "rmse": _of_values("rmse", False),
     "r2": _of_values("r2", True),
     "poisson_deviance": _of_counts("poisson_deviance", False),
+    "xauc": _of_pairs("xauc", "pairs:AllSamples", grouped=False),
     "accuracy": _of_classes("accuracy", True),
+    "accuracy@k": _of_classes("accuracy_of_first", True, "ClassRanks"),
     "cross_entropy": _of_classes("cross_entropy", False),
     "gauc": _of_groups("gauc", binary=True),
     "gauc_by_samples": _of_groups("gauc_by_samples", binary=True),
+    "grouped_xauc": _of_pairs("grouped_xauc", "groups:GroupedSamples", grouped=True),
     "ndcg@k": _of_groups("ndcg"),
     "mrr": _of_groups("mrr"),
     "recall@k": _of_groups("recall"),
@@ -109,6 +117,7 @@ METRICS_OF_KIND: dict[Kind | None, dict[str, BuiltIn]] = {
         "mrr": _of_items("mrr"),
     },
     "count": {"calibration": _of_counts("calibration", None)},
+    "classes": {"auc": _of_classes("auc", True, "ClassHistograms")},
 }
 """What metrics of METRICS are for predictions of a kind: of vectors, all items are ranked, not samples of a group."""
 DEFAULTS: dict[Kind, list[str]] = {

@@ -9,6 +9,10 @@ from command import run_trainer, write_config
 from jobs import config, launch_rounds, write_rows
 from sklearn.metrics import log_loss, roc_auc_score
 
+from trainer.config.root import Config
+from trainer.extensions.training_metrics import measured
+from trainer.metrics.registry import metrics_of
+
 METRICS = ["auc", "normalized_entropy", "calibration"]
 STEPS, EVERY, BATCH = 12, 2, 64
 WINDOW = 4  # steps of 150 samples, rounded up to whole report intervals
@@ -50,6 +54,30 @@ def samples(out, steps):
     names = ("logits", "labels", "weights")
     logits, labels, weights = (np.concatenate([np.array(one[name], np.float64) for one in found]) for name in names)
     return logits[weights > 0], labels[weights > 0]  # the last step of an epoch is padded
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ({"tasks": {"seconds": {"loss": "squared"}}}, {"seconds": ["rmse", "xauc"]}),
+        (
+            {"tasks": {"seconds": {"loss": "poisson", "group": "user"}}},
+            {"seconds": ["rmse", "calibration", "xauc", "mrr"]},
+        ),
+        ({"tasks": {"seconds": {"loss": "softmax"}}}, {"seconds": ["auc"]}),
+        ({"model": {"loss": "squared"}}, {"click": ["rmse", "xauc"], "seconds": ["rmse", "xauc"]}),
+        (
+            {"tasks": {"click": {}, "long": {"label": "seconds", "loss": "absolute"}}},
+            {"click": ["auc", "calibration"], "long": ["rmse", "xauc"]},
+        ),
+    ],
+)
+def test_each_task_has_the_metrics_that_suit_what_its_loss_takes(tree, expected):
+    data = {"labels": ["click", "seconds"], "numeric_labels": ["seconds"], "groups": ["user"]}
+    report = {"training_metrics": ["auc", "rmse", "calibration", "xauc", "mrr"]}
+    model = {"name": "own:model"} | tree.pop("model", {})
+    found = measured(Config.model_validate({"model": model, "data": data, "report": report, **tree}))
+    assert {task: metrics_of(task, found)[1] for task in found.named_tasks()} == expected
 
 
 @pytest.mark.parametrize("run", ["metrics-1", "metrics-2", "sliced-1"])

@@ -53,10 +53,9 @@ def measured(config: Config) -> Config:
     names = config.report.training_metrics
     tasks = {
         key: task.model_copy(update={"metrics": [name for name in names if _suits(name, task, config)]})
-        for key, task in config.tasks.items()
+        for key, task in config.named_tasks().items()
     }
-    evaluate = config.evaluate.model_copy(update={"metrics": names})
-    return config.model_copy(update={"evaluate": evaluate, "tasks": tasks})
+    return config.model_copy(update={"tasks": tasks})
 
 
 class TrainingMetrics(Watcher):

@@ -9,7 +9,9 @@
 """
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -82,7 +84,8 @@ def _started(command: list[str], host_flag: str, port_flag: str) -> Iterator[str
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*command, host_flag, "127.0.0.1", port_flag, str(port)], **quiet) as process:
+    command = [*command, host_flag, "127.0.0.1", port_flag, str(port)]
+    with subprocess.Popen(command, start_new_session=True, **quiet) as process:
         try:
             while process.poll() is None:
                 with suppress(requests.ConnectionError):
@@ -91,7 +94,7 @@ def _started(command: list[str], host_flag: str, port_flag: str) -> Iterator[str
                 time.sleep(0.1)
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # `node` of a wheel starts another process
 
 
 @contextmanager

@@ -93,6 +93,26 @@ def test_checkpoints_expire_unless_a_rule_keeps_them(keep, steps):
     assert expired(Retention(**keep), [2, 4, 6, 8], evaluations, {2: "mon", 6: "tue"}, {}) == steps
 
 
+def test_a_save_that_training_waits_for_takes_no_memory_and_is_the_same(rows, tmp_path):
+    tables = {f"s{number}": {"rows": 1_000_000} for number in range(2)}
+    state = len(tables) * 1_000_000 * 64 * 4
+    peak, saved = {}, {}
+    for asynchronous in (True, False):
+        out = tmp_path / str(asynchronous)
+        tree = config(rows, data__sparse=tables, model__embedding_dim=64, train__steps=2)
+        tree["checkpoint"] = {"asynchronous": asynchronous}
+        file = write_config(tmp_path / "config.toml", tree)
+        job = subprocess.Popen([sys.executable, "-m", "trainer", "train", file, "--out", out])
+        _, status, usage = os.wait4(job.pid, 0)
+        job.returncode = os.waitstatus_to_exitcode(status)
+        assert job.returncode == 0
+        peak[asynchronous] = usage.ru_maxrss * 1024
+        saved[asynchronous] = {one.name: one.read_bytes() for one in out.glob("checkpoints/*/*.distcp")}
+    assert peak[True] - peak[False] > 0.8 * state
+    assert saved[True] == saved[False]
+    assert sum(map(len, saved[True].values())) > state
+
+
 SYNCS = """
 import json
 import os

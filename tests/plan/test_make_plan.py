@@ -31,6 +31,15 @@ def planned(tmp_path, ranks=4, local=2, **changes):
     return task, plan_for(task, settings, Cluster(None, ranks // local, local, on_gpu=False))[0]
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_job_is_told_that_its_saves_lack_memory(tmp_path, asynchronous):
+    changes = {"data__sparse": {"s0": {"rows": 10_000_000}}, "planner__host_memory_gib": 1.4}
+    settings = Config.model_validate(config(tmp_path, checkpoint__asynchronous=asynchronous, **changes))
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    _, remarks = plan_for(model, settings, Cluster(None, 1, 1, on_gpu=False))
+    assert ("\na save copies the state, with which a rank takes up to 1." in remarks) == asynchronous
+
+
 def one_of_each(tmp_path):
     tables = {f"s{i}": {"sharding_types": [kind]} for i, kind in enumerate(KINDS)}
     return planned(tmp_path, planner__tables=tables)

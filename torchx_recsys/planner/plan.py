@@ -48,6 +48,7 @@ class Problem:
         reserve: The part of the device's memory to keep free.
         slower: How much slower than the fastest plan found the plan may be, relative, to save memory.
         of_systems: The topology with each system's speeds, by system name; empty if none is forecast.
+        copies: Whether a save copies the state of a rank to its host's memory.
     """
 
     cluster: Cluster
@@ -57,6 +58,7 @@ class Problem:
     reserve: float
     slower: float = 0.0
     of_systems: Mapping[str, Topology] = field(default_factory=dict)
+    copies: bool = False
 
     @cached_property
     def dense(self) -> DensePart:

@@ -1,4 +1,4 @@
-"""Explains a table's placement by the costs of its alternatives."""
+"""Explains a plan: a table's placement by the costs of its alternatives, and memory in words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ import numpy as np
 
 from torchx_recsys.planner.hardware import GIB
 from torchx_recsys.planner.placement import Placement
+from torchx_recsys.planner.plan import Problem
+from torchx_recsys.planner.rank_memory import RankMemory
 from torchx_recsys.planner.search import Solution
 from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS
 
@@ -119,6 +121,19 @@ def in_words(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size / 2**10:.3g} KiB"
+
+
+def lack_for_copy(memory: RankMemory, problem: Problem) -> str:
+    """Describes the host memory that a save's copy of the state lacks; empty if there is enough."""
+    kept = memory.tables + memory.state + memory.averages + memory.dense
+    most = (memory.total[:, 1] + problem.copies * kept.sum(axis=1)).max()
+    there = problem.topology.host_bytes
+    if not problem.copies or most <= there:
+        return ""
+    return (
+        f"a save copies the state, with which a rank takes up to {most / GIB:.3g} of {there / GIB:.4g} GiB of host "
+        "memory; checkpoint.asynchronous = false writes it without a copy"
+    )
 
 
 def takes(beside: dict[str, float]) -> str:

@@ -1,5 +1,7 @@
 """Saves checkpoints: copies the state to memory, and writes the copy in the background while training continues.
 
+If training waits for whole saves, there is no copy: of tables as large as most of the memory, none could be made.
+
 `Staging` makes the copy and finds the rows that changed. `Saver` writes it in a thread with a process group of its own,
 so that its collectives and those of training cannot meet. Training waits for the copy only.
 """
@@ -134,15 +136,39 @@ def _update(staged: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
 def _empty_like(value: Tensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return torch.empty_like(value, device="cpu")
+    return _of_shards(value, lambda shard: torch.empty_like(shard, device="cpu"), device="cpu")
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    """Returns a tensor on the memory of another, to save while nothing changes it."""
+    return _of_shards(value, _alone) if isinstance(value, ShardedTensor) else _alone(value)
+
+
+def _alone(value: Tensor) -> Tensor:
+    """Returns a tensor on the same memory, with a storage of its own on a CPU.
+
+    The tables of a rank are parts of one storage. DCP clones every such part, and keeps the clones until the save ends.
+    """
+    return torch.from_dlpack(value.detach()) if value.is_cpu else value.detach()
+
+
+def _of_shards(value: ShardedTensor, make: Callable[[Tensor], Tensor], device: str | None = None) -> ShardedTensor:
+    """Returns a tensor of the same shards, with other memory for those of this rank.
+
+    Args:
+        value: The tensor.
+        make: Returns the memory of a shard.
+        device: Device of that memory. Unset: that of the shard.
+    """
     metadata = deepcopy(value.metadata())
     # Shards without rows are left out. They have the offsets of the next shard, and offsets identify a shard.
     metadata.shards_metadata = [shard for shard in metadata.shards_metadata if 0 not in shard.shard_sizes]
-    for shard in metadata.shards_metadata:
+    for shard in metadata.shards_metadata if device else ():
         assert shard.placement is not None
-        shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
+        shard.placement = _remote_device(f"rank:{shard.placement.rank()}/{device}")
     offsets = {tuple(shard.shard_offsets): shard for shard in metadata.shards_metadata}
     shards = [
-        Shard(torch.empty_like(shard.tensor, device="cpu"), offsets[tuple(shard.metadata.shard_offsets)])
+        Shard(make(shard.tensor), offsets[tuple(shard.metadata.shard_offsets)])
         for shard in value.local_shards()
         if shard.tensor.numel()
     ]
@@ -229,7 +255,7 @@ class Saver:
         return self._context.is_rank0 and minutes > 0 and time.monotonic() - self._last_start >= 60 * minutes
 
     def save(self, step: int, tensors: State, train_state: dict[str, Any], texts: dict[str, str]) -> None:
-        """Waits for the save before, copies the state, and writes the copy in the background.
+        """Waits for the save before, copies the state, and writes the copy in the background, or the state at once.
 
         Args:
             step: Steps done.
@@ -240,7 +266,12 @@ class Saver:
         self.wait()
         self._last_start = time.monotonic()
         chain = self._chain_to_continue(step)
-        staged = self._staging.changes(tensors) if chain else self._staging.copy(tensors)
+        if chain:
+            staged = self._staging.changes(tensors)
+        elif self._config.needs_copy:
+            staged = self._staging.copy(tensors)
+        else:
+            staged = {name: _as_it_is(value) for name, value in tensors.items()}
         # Until this save is committed, no checkpoint has the state of the copy. If it fails, the next save finds no
         # chain here and is whole.
         self._staging.chain = None

@@ -203,12 +203,18 @@ class CheckpointConfig(Section):
     full_every: Annotated[pydantic.PositiveInt, MayChange] = 1
     """Every Nth checkpoint is whole; those between have only the rows of tables that changed. 1: all are whole."""
     asynchronous: Annotated[bool, MayChange] = True
-    """Write while training continues, from a copy in memory as large as the state. Off: training waits."""
+    """Write while training continues, from a copy in memory as large as the state. Off: training waits, and a whole
+    checkpoint is written without a copy."""
     keep: Retention = Retention()
     grow_tables: Annotated[bool, MayChange] = False
     """Resume with more rows in a table than the checkpoint has. The new rows start like those of a new table."""
     grace_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 120.0
     """Time between a stop request and the kill. A job whose saves take longer stops without a save."""
+
+    @property
+    def needs_copy(self) -> bool:
+        """Whether a save copies the state: to write while it changes, or to find what has changed since."""
+        return self.asynchronous or self.full_every > 1
 
 
 class ProfileConfig(Section):

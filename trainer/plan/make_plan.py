@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from torchx_recsys.planner.hardware import GIB, HOSTS, Cluster
 from torchx_recsys.planner.plan import Problem, find_plan
-from torchx_recsys.planner.reasons import in_words, takes
+from torchx_recsys.planner.reasons import in_words, lack_for_copy, takes
 from torchx_recsys.planner.search import NothingFits, Solution
 from torchx_recsys.planner.tables import KERNELS, SHARDING_TYPES
 from torchx_recsys.planner.topology import SYSTEMS, Topology
@@ -95,7 +95,8 @@ def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingP
     try:
         check_options(problem)
         solution = find_plan(problem)
-        return to_sharding_plan(solution, problem.tables, model), say_gap(solution, config.planner)
+        remarks = say_gap(solution, config.planner), lack_for_copy(problem.peak(solution), problem)
+        return to_sharding_plan(solution, problem.tables, model), "\n".join(filter(None, remarks))
     except NothingFits as error:
         raise InputError(_explain(error, model, config, problem)) from error
 
@@ -195,6 +196,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         reserve=RESERVE if planner.reserve is None else planner.reserve,
         slower=planner.slower_for_memory,
         of_systems=_of_systems(config, planner, cluster) if topology.system else {},
+        copies=config.checkpoint.needs_copy,
     )
 
 

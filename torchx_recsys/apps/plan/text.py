@@ -8,7 +8,14 @@ from tabulate import tabulate
 from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.plan import Planned, Shortage
 from torchx_recsys.planner.rank_memory import ACTIVATIONS
-from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds, takes
+from torchx_recsys.planner.reasons import (
+    alternatives,
+    lack_for_copy,
+    memory_gib,
+    named_option,
+    step_milliseconds,
+    takes,
+)
 from torchx_recsys.planner.step_time import StepTime
 from torchx_recsys.planner.tables import IN_HOST_MEMORY, PlannedTable, Table, ranges
 from torchx_recsys.planner.topology import Topology
@@ -67,6 +74,7 @@ def summary(planned: Planned) -> dict[str, str]:
     lines = {
         "fits": fits(planned),
         **({"in host": on_host} if (on_host := in_host_memory(planned)) else {}),
+        **({"saves": lack} if (lack := lack_for_copy(planned.memory, planned.problem)) else {}),
         "step": _speed(planned, step),
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
         "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",

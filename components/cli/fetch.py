@@ -1,6 +1,8 @@
 """The command `torchx fetch`: a run of a job on a host, without its checkpoints, to look at here."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchx.cli.cmd_base import SubCommand
@@ -35,9 +37,8 @@ class Fetch(SubCommand):
             backend, session, app_id = parse_app_handle(handle)
             to = Path(args.to or Path("runs", Path(place).name))
             origin = f"{backend}://{session}/{app_id.rpartition(':')[0]}:{place}"
-            claim(to, origin)
-            scheduler_of(backend, session).fetch(app_id, place, str(to), CHECKPOINTS)  # pyrefly: ignore[missing-attribute]
-            (to / FROM).write_text(f"{origin}\n")
+            with claimed(to, origin):
+                scheduler_of(backend, session).fetch(app_id, place, str(to), CHECKPOINTS)  # pyrefly: ignore[missing-attribute]
             print(f"{place} is in {to}, without its {CHECKPOINTS}")
             print(f"next:\n  python -m trainer tensorboard --logdir {to}")
             if (to / RUN_PAGE).exists():
@@ -66,15 +67,24 @@ def run_directory_of(handle: str) -> str:
     return place
 
 
-def claim(to: Path, origin: str) -> None:
-    """Refuses a directory that holds anything but an earlier copy of the run.
+@contextmanager
+def claimed(to: Path, origin: str) -> Iterator[None]:
+    """Notes whose copy a directory is before any of it is there, so that a copy that is cut short can be continued.
 
     Raises:
-        SchedulerError: It does.
+        SchedulerError: The directory holds anything but an earlier copy of the run.
     """
     note = to / FROM
-    if not to.exists() or (note.exists() and note.read_text().strip() == origin):
-        return
-    if to.is_dir() and not any(to.iterdir()):
-        return
-    raise SchedulerError(f"--to {to}: exists, and is no copy of {origin}: name another directory")
+    is_new = not to.exists()
+    is_copy = note.exists() and note.read_text().strip() == origin
+    if not (is_new or is_copy or (to.is_dir() and not any(to.iterdir()))):
+        raise SchedulerError(f"--to {to}: exists, and is no copy of {origin}: name another directory")
+    to.mkdir(parents=True, exist_ok=True)
+    note.write_text(f"{origin}\n")
+    try:
+        yield
+    finally:
+        if not is_copy and [*to.iterdir()] == [note]:  # nothing came
+            note.unlink()
+            if is_new:
+                to.rmdir()

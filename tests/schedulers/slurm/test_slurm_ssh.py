@@ -21,6 +21,7 @@ from pipelines_of_shell import done as done_steps
 from pipelines_of_shell import submissions, submitted, write_pipeline
 from shells import wait_for
 from slurm_shell import number
+from small_disk import fill, mounted_disk
 
 from schedulers.contract import ARRAY
 from schedulers.slurm.host import reach
@@ -185,7 +186,7 @@ def test_what_cannot_be_fetched_is_one_line(laptop):
     run = laptop.host.home / "runs" / "a run"
     (job / "training.json").write_text(json.dumps(progress | {"run_directory": str(run)}))
     assert refused() == f"login: there is no directory {run}"
-    assert not (laptop.folder / "runs").exists()
+    assert not (laptop.folder / "runs" / "a run").exists()
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text("{}")
     (laptop.folder / "mine").mkdir()
@@ -195,6 +196,13 @@ def test_what_cannot_be_fetched_is_one_line(laptop):
     assert said.startswith(f"{run} is in other, without its checkpoints\nnext:\n")
     assert (laptop.folder / "other" / "metrics.jsonl").read_text() == "{}"
     assert [file.name for file in (laptop.folder / "mine").iterdir()] == ["kept"]
+    (run / "large").write_bytes(random.randbytes(1_000_000))
+    with mounted_disk(laptop.folder, 2) as disk:
+        fill(disk, but=500_000)
+        assert "No space left" in refused("--to", "disk/copy")
+        (disk / "filler").unlink()
+        laptop.torchx("fetch", handle, "--to", "disk/copy")
+        assert (disk / "copy" / "large").read_bytes() == (run / "large").read_bytes()
 
 
 @pytest.mark.more("a rare option")

@@ -406,6 +406,7 @@ def ratings(tmp_path):
 
 
 @pytest.mark.more("counts and sets of others train to their end, too")
+@pytest.mark.slow
 def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(ratings):
     tree, test = trained(ratings, "rating", "--task", "values")
     assert tree["data"]["numeric_labels"] == ["rating"]
@@ -422,6 +423,7 @@ def test_values_are_learned_in_their_unit_and_the_best_checkpoint_is_judged(rati
 
 
 @pytest.mark.more("a set of others trains to its end, too")
+@pytest.mark.slow
 def test_counts_are_learned_as_such_and_answered_as_counts(ratings):
     tree, test = trained(ratings, "plays")
     assert tree["data"]["numeric_labels"] == ["plays"]
@@ -441,6 +443,7 @@ def test_counts_are_learned_as_such_and_answered_as_counts(ratings):
 
 
 @pytest.mark.more("counts, items and the tutorial train to their end, too")
+@pytest.mark.slow
 def test_text_becomes_classes(ratings):
     tree, test = trained(ratings, "mood")
     assert tree["data"]["classes"] == {"mood": ["bored", "fine", "glad"]}
@@ -455,6 +458,7 @@ def test_text_becomes_classes(ratings):
 
 
 @pytest.mark.more("a set of others trains to its end, too")
+@pytest.mark.slow
 def test_items_are_found_where_every_label_is_1(ratings):
     tree, test = trained(ratings, "seen", "--strict", "True")
     assert tree["model"]["name"] == "two_tower"

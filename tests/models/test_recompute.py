@@ -50,6 +50,7 @@ def test_no_bit_changes(model, backwards):
 
 @pytest.mark.more("traces whole steps")
 @pytest.mark.parametrize("model", ["hstu", "sasrec"])
+@pytest.mark.slow
 def test_the_plan_counts_less_memory_and_more_work(model):
     length, found = 700, []
     for recompute in (False, True):

@@ -72,6 +72,7 @@ def test_the_table_and_the_constants_are_current(steps):
 
 
 @pytest.mark.more("traces a step of thousands of tokens")
+@pytest.mark.slow
 def test_the_forecasts_of_long_histories_are_on_the_page():
     assert render_long(published_long()) in PAGE.read_text(), "run `make measure WHAT=published`"
 

@@ -33,15 +33,15 @@ def runs(matrix, data, tmp_path_factory):
         tree = settings(data, planner__sharding_types=PLANS[ranks], train__steps=steps, **changes)
         return {"config": tree, "out": str(folder / name)}
 
-    rounds = [(ranks, [job(f"{across}-{ranks}", ranks, across=across) for across in UNITS]) for ranks in matrix]
-    rounds[1][1].extend(
+    rounds = {ranks: [job(f"{across}-{ranks}", ranks, across=across) for across in UNITS] for ranks in matrix}
+    rounds.setdefault(2, []).extend(
         [
             job("resumed", 2, 3, evaluate__every_steps=2),
             job("resumed", 2, evaluate__every_steps=2),
             job("parts", 2, train__micro_batches=2),
         ]
     )
-    launch_rounds(rounds, folder)
+    launch_rounds([*rounds.items()], folder)
     return folder
 
 

@@ -126,13 +126,18 @@ def in_words(size: float) -> str:
 def lack_for_copy(memory: RankMemory, problem: Problem) -> str:
     """Describes the host memory that a save's copy of the state lacks; empty if there is enough."""
     kept = memory.tables + memory.state + memory.averages + memory.dense
-    most = (memory.total[:, 1] + problem.copies * kept.sum(axis=1)).max()
-    there = problem.topology.host_bytes
+    most, there = (memory.total[:, 1] + kept.sum(axis=1)).max(), problem.topology.host_bytes
     if not problem.copies or most <= there:
         return ""
+    # What is on GPUs is always copied: DCP moves it to the host, and keeps it there until the save ends.
+    way_out = (
+        "use more ranks, or hosts with more memory"
+        if problem.topology.on_gpu
+        else "checkpoint.asynchronous = false and checkpoint.full_every = 1 write it without a copy"
+    )
     return (
         f"a save copies the state, with which a rank takes up to {most / GIB:.3g} of {there / GIB:.4g} GiB of host "
-        "memory; checkpoint.asynchronous = false writes it without a copy"
+        f"memory; {way_out}"
     )
 
 

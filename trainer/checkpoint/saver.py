@@ -1,6 +1,7 @@
 """Saves checkpoints: copies the state to memory, and writes the copy in the background while training continues.
 
-If training waits for whole saves, there is no copy: of tables as large as most of the memory, none could be made.
+On a CPU, if training waits for whole saves, there is no copy: of tables as large as most of the memory, none could be
+made.
 
 `Staging` makes the copy and finds the rows that changed. `Saver` writes it in a thread with a process group of its own,
 so that its collectives and those of training cannot meet. Training waits for the copy only.

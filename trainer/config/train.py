@@ -203,8 +203,8 @@ class CheckpointConfig(Section):
     full_every: Annotated[pydantic.PositiveInt, MayChange] = 1
     """Every Nth checkpoint is whole; those between have only the rows of tables that changed. 1: all are whole."""
     asynchronous: Annotated[bool, MayChange] = True
-    """Write while training continues, from a copy in memory as large as the state. Off: training waits, and a whole
-    checkpoint is written without a copy."""
+    """Write while training continues, from a copy in memory as large as the state. Off: training waits, and on a CPU a
+    whole checkpoint is written without a copy."""
     keep: Retention = Retention()
     grow_tables: Annotated[bool, MayChange] = False
     """Resume with more rows in a table than the checkpoint has. The new rows start like those of a new table."""

@@ -196,7 +196,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
         reserve=RESERVE if planner.reserve is None else planner.reserve,
         slower=planner.slower_for_memory,
         of_systems=_of_systems(config, planner, cluster) if topology.system else {},
-        copies=config.checkpoint.needs_copy,
+        copies=config.checkpoint.needs_copy or cluster.on_gpu,
     )
 
 

@@ -385,15 +385,20 @@ def _metric(metric: Any) -> str:
     return _docs(find_by_name("", metric.function, {})).short_description.removeprefix("Returns ").rstrip(".")
 
 
+GROWING = {
+    "GroupedSamples": "20 bytes a sample",
+    "AllSamples": "20 bytes a sample",
+    "ClassRanks": "8 bytes a class",
+    "ClassHistograms": "3 MiB a class",
+    "ItemRanks": "8 bytes an item, and its vector",
+    "LogitHistogram": "3 MiB",
+}
+"""Memory of the accumulators whose state grows; of the others it is measured."""
+
+
 def _memory(metric: Any) -> str:
-    if metric.grouped or metric.accumulator.endswith("AllSamples"):
-        return "20 bytes a sample"
-    if metric.accumulator.endswith(("ClassRanks", "ClassHistograms")):
-        return "8 bytes a class" if metric.accumulator.endswith("Ranks") else "3 MiB a class"
-    if metric.over_items:
-        return "8 bytes an item, and its vector"
-    if metric.accumulator.endswith("LogitHistogram"):
-        return "3 MiB"
+    if said := GROWING.get(metric.accumulator.rpartition(":")[2]):
+        return said
     bytes_ = find_by_name("", metric.accumulator, {})(torch.device("cpu")).state.nbytes
     return f"{bytes_ / 2**20:g} MiB" if bytes_ >= 2**20 else f"{bytes_} bytes"
 

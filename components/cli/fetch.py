@@ -1,6 +1,7 @@
 """The command `torchx fetch`: a run of a job on a host, without its checkpoints, to look at here."""
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ class Fetch(SubCommand):
             with claimed(to, origin):
                 scheduler_of(backend, session).fetch(app_id, place, str(to), CHECKPOINTS)  # pyrefly: ignore[missing-attribute]
             print(f"{place} is in {to}, without its {CHECKPOINTS}")
-            print(f"next:\n  python -m trainer tensorboard --logdir {to}")
+            print(f"next:\n  {shlex.join(['python', '-m', 'trainer', 'tensorboard', '--logdir', str(to)])}")
             if (to / RUN_PAGE).exists():
                 print(f"  open {to / RUN_PAGE} in a browser")
 

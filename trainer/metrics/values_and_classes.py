@@ -124,9 +124,8 @@ class ClassRanks:
 
     def total(self, context: DistributedContext) -> Tensor:
         """Returns the weights of all ranks."""
-        return pad_sequence(gather_to_all(self._weights.cpu(), context)).sum(
-            1
-        )  # a rank without samples knows no classes
+        of_ranks = gather_to_all(self._weights.cpu(), context)
+        return pad_sequence(of_ranks).sum(1)  # a rank without samples knows no classes
 
 
 def accuracy_of_first(weights: Tensor, k: int) -> dict[str, float]:

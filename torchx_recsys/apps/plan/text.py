@@ -73,8 +73,8 @@ def summary(planned: Planned) -> dict[str, str]:
     longest = step.longest
     lines = {
         "fits": fits(planned),
-        **({"in host": on_host} if (on_host := in_host_memory(planned)) else {}),
-        **({"saves": lack} if (lack := lack_for_copy(planned.memory, planned.problem)) else {}),
+        "in host": in_host_memory(planned),
+        "saves": lack_for_copy(planned.memory, planned.problem),
         "step": _speed(planned, step),
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
         "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",
@@ -83,7 +83,7 @@ def summary(planned: Planned) -> dict[str, str]:
     }
     for system, other in planned.step_of_others.items():
         lines["other"] = f"{_speed(planned, other)}, for {system.assumption}"
-    return lines
+    return {name: line for name, line in lines.items() if line}
 
 
 def _speed(planned: Planned, step: StepTime) -> str:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 from command import run_trainer, write_config
 from jobs import config, losses, write_rows
-from object_store import KEYS, azure_store, google_store, object_store
+from object_store import KEYS, alibaba_store, azure_store, google_store, object_store
 from trainer_process import Training
 
 STEPS = 400
@@ -299,6 +299,7 @@ def test_a_misspelt_bucket_is_not_created(store, folder):
 @pytest.mark.parametrize(
     ("url", "server", "there", "get"),
     [
+        ("s3://bucket/run", alibaba_store, (), ""),
         ("gs://bucket/run", google_store, ("gcsfs", "gcp_storage_emulator"), "pip install gcsfs gcp-storage-emulator"),
         ("abfs://bucket/run", azure_store, ("adlfs",), "pip install adlfs; npm install --global azurite"),
     ],
@@ -307,7 +308,7 @@ def test_other_clouds(rows, folder, baseline, url, server, there, get):
     if not all(map(find_spec, there)) or (server is azure_store and not shutil.which("azurite-blob")):
         pytest.skip(f"{url} needs its file system and a server for it: {get}")
     name = url.partition(":")[0]
-    tree = config(rows, train__steps=1_000_000, checkpoint={"every_steps": 2})
+    tree = config(rows, train__steps=1_000_000, checkpoint={"every_steps": 2, "keep": {"newest": 3}})
     file = write_config(folder / f"{name}.toml", tree)
     with server() as environment:
         environment["TORCHX_OUTCOME_FILE"] = str(folder / f"{name}-outcome")
@@ -317,6 +318,7 @@ def test_other_clouds(rows, folder, baseline, url, server, there, get):
         second = Training(file, url, "--train.steps", str(last + 6), ranks=0, **environment)
         output = second.end()
         assert second.code == 0, output
+        assert "cannot be deleted" not in first.output() + output
         assert re.search(r"resumed after step (\S+) ", output)[1] in {f"{last:,}", f"{last + 2:,}"}
         listed = run_trainer("checkpoints", "--out", url, "--verify", "True", **environment)
         assert listed.stdout.count(" ok ") == 3, listed.stderr

@@ -31,6 +31,7 @@ def refused(url: str) -> str:
         ("simplecache::foo://x", "Protocol not known: foo", "write a local path"),
         ("gs://bucket/x", "gcsfs", "pip install 'torchx-recsys[gcs]'"),
         ("abfs://container/x", "adlfs", "pip install 'torchx-recsys[azure]'"),
+        ("oss://bucket/x", "ossfs cannot be used", "write s3:// in place of oss://"),
         ("sftp://host/x", "paramiko", "install that package"),
         ("/nowhere/x", "No such file or directory", "name a path that exists, or one that can be made"),
         ("/etc/hostname/x", "Not a directory", "name a path without a file where a directory is needed"),

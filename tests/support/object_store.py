@@ -27,6 +27,7 @@ import requests
 KEYS = {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
 # The one key that Azurite knows; it stands in its documentation.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+OSS = "s3.oss-cn-hangzhou.test"  # what buckets are subdomains of
 CODES = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}
 BODY = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code} was asked for</Message></Error>'
 
@@ -65,6 +66,27 @@ def google_store() -> Iterator[dict[str, str]]:
             "FSSPEC_GS_TOKEN": "anon",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # would ask the real one what kind of bucket it is
         }
+
+
+@contextmanager
+def alibaba_store() -> Iterator[dict[str, str]]:
+    """Does the same with a server that demands of S3's requests what Alibaba's OSS does."""
+    command = [sys.executable, __file__, "oss"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            url = process.stdout.readline().strip()
+            requests.put(url, headers={"Host": f"bucket.{OSS}"}).raise_for_status()
+            yield {
+                "AWS_ENDPOINT_URL": f"http://{OSS}",
+                "AWS_DEFAULT_REGION": "cn-hangzhou",
+                "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+                "FSSPEC_S3": '{"config_kwargs": {"s3": {"addressing_style": "virtual"}}}',
+                "HTTP_PROXY": url,  # as no name server here knows the hosts of buckets
+                **KEYS,
+            }
+        finally:
+            process.kill()
 
 
 @contextmanager
@@ -156,7 +178,35 @@ class Faulty:
             return [json.dumps(self._count).encode()]
 
 
-def serve() -> None:
+class Oss:
+    """A WSGI application that passes on to one of S3 what OSS would take, as far as its documentation and users report.
+
+    Buckets are in the host's name, bodies are not in chunks of `aws-chunked`, a deletion of several objects has the MD5
+    of its list, and `If-None-Match` is ignored.
+    """
+
+    def __init__(self, application: Callable[..., Any]) -> None:
+        self._application = application
+
+    def __call__(self, environ: dict, start_response: Callable[..., Any]) -> Any:
+        bucket, _, host = environ["HTTP_HOST"].partition(".")
+        deletes_several = environ["REQUEST_METHOD"] == "POST" and environ["QUERY_STRING"].startswith("delete")
+        refusals = {
+            "SecondLevelDomainForbidden": host != OSS,
+            "InvalidArgument": "aws-chunked" in environ.get("HTTP_CONTENT_ENCODING", ""),
+            "MissingArgument": deletes_several and "HTTP_CONTENT_MD5" not in environ,
+        }
+        if code := next((code for code, applies in refusals.items() if applies), None):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("400 Bad Request", [("Content-Type", "application/xml")])
+            return [BODY.format(code=code).encode()]
+        environ.pop("HTTP_IF_NONE_MATCH", None)
+        environ |= {"HTTP_HOST": "127.0.0.1", "PATH_INFO": f"/{bucket}{environ['PATH_INFO']}"}
+        environ["RAW_URI"] = environ["REQUEST_URI"] = environ["PATH_INFO"]
+        return self._application(environ, start_response)
+
+
+def serve(protocol: Callable[[Callable[..., Any]], Any]) -> None:
     """Serves on a free port until it is killed."""
     from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
@@ -165,10 +215,10 @@ def serve() -> None:
         def log(self, *_: object) -> None:
             pass
 
-    server = make_server("127.0.0.1", 0, Faulty(create_backend_app("s3")), True, request_handler=Quiet)
+    server = make_server("127.0.0.1", 0, protocol(create_backend_app("s3")), True, request_handler=Quiet)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Oss if "oss" in sys.argv else Faulty)

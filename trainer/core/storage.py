@@ -106,6 +106,32 @@ class Storage:
         if isinstance(self._fs, CachingFileSystem | AbstractArchiveFileSystem) or schemes & READ_ONLY:
             raise StorageError(f"{'/'.join(sorted(schemes))} can be read here, but not written to")
 
+    def mv(self, path: str, name: str) -> None:
+        """Gives a file another name."""
+        with os_errors(path):
+            if self.is_object_store:
+                self._fs.cp_file(path, name)
+                self._fs.rm_file(path)
+            else:
+                self._fs.mv(path, name)
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        """Removes a file or, with `recursive`, a directory.
+
+        Alibaba's OSS and older servers of S3's protocol take a list of objects to delete only with its MD5, which boto
+        has stopped to send. There, objects are deleted one by one.
+        """
+        with os_errors(path):
+            try:
+                self._fs.rm(path, recursive=recursive)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                if not self.is_object_store:
+                    raise
+                for file in self._fs.find(path):
+                    self._fs.rm_file(file)
+
     @contextmanager
     def durable(self, path: str, private: bool = False) -> Iterator[Any]:
         """Opens a file to write, durable after the block; on a local disk a private one is for its owner alone."""
@@ -239,6 +265,9 @@ def open_storage(url: str) -> tuple[Storage, str]:
         raise StorageError("it names no host")
     if url.startswith("file://localhost/"):  # fsspec takes the host for a directory of the working directory
         raise StorageError(f"a file:// URL has no host; write file://{url.removeprefix('file://localhost')}")
+    if split_protocol(url.rpartition("::")[2])[0] == "oss":
+        # Without a cache of listings, ossfs 2025.5 fails at each listing, and its asynchronous form writes nothing.
+        raise StorageError("ossfs cannot be used; OSS also speaks S3's protocol")
     with os_errors():
         fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
     # Where scheme and path are enough, the names of files stay as fsspec has them, which checkpoints record.
@@ -388,6 +417,8 @@ def remedy(error: Exception, url: str) -> str:
     if url.rstrip("/").endswith(":"):
         return SOME_PATHS
     protocol = split_protocol(url.rpartition("::")[2])[0] or "file"
+    if protocol == "oss":
+        return "write s3:// in place of oss://, and set AWS_ENDPOINT_URL as docs/guides/object_stores.md shows"
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError:

@@ -127,6 +127,30 @@ def yambda(
     ...
 
 
+@program("taobao")
+def taobao(
+    *args: str,
+    source: str,
+    out: str = "data/taobao",
+    history: int = 50,
+    buy_hours: int = 24,
+    memory_mib: int = 4096,
+) -> AppDef:
+    """Converts Taobao's log of displayed ads: clicks, purchases after them, and what users did before.
+
+    Example: torchx run -s local_cwd data.taobao --source taobao --out data/taobao
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer taobao`.
+        source: The directory of the unpacked files, on any fsspec URL.
+        out: Directory or fsspec URL to write the data set to.
+        history: Most actions of a user in the lists.
+        buy_hours: Hours after a click in which a purchase counts.
+        memory_mib: Memory of DuckDB in MiB; what does not fit goes to files in the temporary directory.
+    """
+    ...
+
+
 @program("split", choices={"leaks": ("refuse", "tell")})
 def split(
     *args: str,

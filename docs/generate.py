@@ -31,7 +31,7 @@ OF_EVERY_JOB = ("h", "image", "env", "mounts", "metadata")
 WITH_DEFAULTS = ("cpu", "gpu", "memMB", "max_retries", "name")
 WIDTH = 86  # characters of a line of code that a page of 1280 pixels shows
 JOB_ARGUMENTS = (*OF_EVERY_JOB, *WITH_DEFAULTS)
-SOURCES = ("movielens", "criteo", "yambda", "synthetic")
+SOURCES = ("movielens", "criteo", "yambda", "taobao", "synthetic")
 READING_ORDER = (
     "__main__",
     "commands",

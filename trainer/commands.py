@@ -135,6 +135,11 @@ COMMANDS = {
         "--out URL: make a data set of Criteo's shape whose best reachable AUC is known.",
         "--out data/synthetic --rows 1000000",
     ),
+    "taobao": (
+        "torchx_recsys.apps.datasets.taobao:taobao",
+        "--source DIR --out DIR: convert Taobao's log of displayed ads: clicks, purchases, what users did before.",
+        "--source taobao --out data/taobao",
+    ),
     "yambda": (
         "torchx_recsys.apps.datasets.yambda:yambda",
         "--out URL: convert Yambda's log of music as DLRMv4 trains on it, or generate a log like it.",

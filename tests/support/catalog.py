@@ -40,6 +40,7 @@ COMPONENTS = {
     "data.criteo": ["--source", "a.gz,b*.gz", "--dense_transform", "none"],
     "data.synthetic": ["--rows", "5", "--", "--quiet", "True"],
     "data.yambda": ["--source", "s3://b/yambda", "--size", "50m", "--", "--among", "9"],
+    "data.taobao": ["--source", "s3://b/taobao", "--history", "20"],
     "data.split": [
         *(
             "--source",

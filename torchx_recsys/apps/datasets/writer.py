@@ -36,19 +36,20 @@ class PartWriter:
 
     Args:
         writer: Writes the row groups.
+        label: The column whose positives are counted.
 
     Attributes:
         counts: Numbers to record in the file's metadata.
     """
 
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer, self._waiting = writer, writer.schema.empty_table()
+    def __init__(self, writer: pq.ParquetWriter, label: str) -> None:
+        self._writer, self._label, self._waiting = writer, label, writer.schema.empty_table()
         self.counts = {"rows": 0, "positives": 0}
 
     def write(self, table: pa.Table) -> None:
         """Appends rows."""
         self.counts["rows"] += table.num_rows
-        self.counts["positives"] += int(np.asarray(table["label"]).sum())
+        self.counts["positives"] += int(np.asarray(table[self._label]).sum())
         self._waiting = pa.concat_tables([self._waiting, table])
         self._flush(self._waiting.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
 
@@ -71,13 +72,14 @@ class DataSetWriter:
         out: Directory, on any fsspec URL.
         settings: The source and the arguments, as JSON values. Files of other settings never mix with these.
         beside: Names of the tables that `beside` writes.
+        label: The column whose positives the summary counts.
 
     Raises:
         InputError: `out` already holds a data set of other settings or unknown files, or cannot be written.
     """
 
-    def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
-        self.out, self._beside = out.rstrip("/"), beside
+    def __init__(self, out: str, settings: Mapping[str, Any], beside: Sequence[str] = (), label: str = "label") -> None:
+        self.out, self._beside, self._label = out.rstrip("/"), beside, label
         self.settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file to compare with
         if not self.out:
             raise InputError(f"--out is '{out}'; name a directory, any fsspec URL")
@@ -108,7 +110,7 @@ class DataSetWriter:
             self._fs.open(partial, "wb") as file,
             pq.ParquetWriter(file, schema, compression="lz4") as rows,
         ):
-            writer = PartWriter(rows)
+            writer = PartWriter(rows, self._label)
             yield writer
             writer.close()
         self._fs.mv(partial, path)

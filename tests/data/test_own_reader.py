@@ -12,6 +12,7 @@ import pytest
 import torch
 from ipc_reader import IpcReader
 from jobs import config, launch, losses
+from pyarrow import orc
 from table_service import TableService
 
 from trainer.batches.loader import Loader
@@ -94,16 +95,44 @@ def test_no_such_reader(rows, name, message):
 
 
 @pytest.fixture
-def table_reader(tmp_path, monkeypatch):
-    """The reader of a table service in the documentation, by its name in a configuration."""
+def documented(tmp_path, monkeypatch):
+    """A directory on the path with the readers of the documentation."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "own_reader.md").read_text()
-    (code,) = re.findall(r"^```python\n(# table_reader\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (tmp_path / "table_reader.py").write_text(code)
+    for code, name in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    return "table_reader:TableReader"
+    return tmp_path
 
 
-def test_the_documented_reader_of_a_table_service(rows, table_reader, tmp_path):
+@pytest.mark.parametrize("pattern", [".", "*/*"], ids=["directory", "glob"])
+def test_the_documented_reader_of_orc(rows, documented, tmp_path, pattern):
+    """Of a partitioned table, whose stripes of a batch each are the row groups of the same rows in Parquet."""
+    for day, file in enumerate(sorted(rows.glob("*.parquet"))):
+        table = pq.read_table(file)
+        for name in ("orc", "parquet"):
+            (tmp_path / name / f"day={day}").mkdir(parents=True)
+        orc.write_table(table, tmp_path / f"orc/day={day}/part.orc", stripe_size=1, batch_size=128)
+        pq.write_table(table, tmp_path / f"parquet/day={day}/part.parquet", row_group_size=128)
+    assert orc.ORCFile(tmp_path / "orc/day=0/part.orc").nstripes > 1
+    changes = {"data__sparse__day": {"rows": 9}, "train__steps": 3}
+    own = {"data__reader": "orc_reader:OrcReader", **changes}
+    for parquet, mine in zip(
+        batches(tmp_path / "parquet" / pattern, **changes), batches(tmp_path / "orc" / pattern, **own), strict=True
+    ):
+        assert torch.equal(parquet.dense, mine.dense)
+        assert torch.equal(parquet.sparse.values(), mine.sparse.values())
+    jobs = [
+        {"config": config(tmp_path / "parquet" / pattern, **changes), "out": str(tmp_path / "a")},
+        {"config": config(tmp_path / "orc" / pattern, **own), "out": str(tmp_path / "b")},
+    ]
+    launch(jobs, 2, tmp_path)
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    (tmp_path / "orc/day=0/cut.orc").write_bytes((tmp_path / "orc/day=0/part.orc").read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"cut\.orc: cannot be read as ORC, is it whole\?"):
+        batches(tmp_path / "orc" / pattern, **own)
+
+
+def test_the_documented_reader_of_a_table_service(rows, documented, tmp_path):
     tables = tmp_path / "tables"
     tables.mkdir()
     same = tmp_path / "same"
@@ -114,12 +143,12 @@ def test_the_documented_reader_of_a_table_service(rows, table_reader, tmp_path):
             (tables / f"{file.stem}.table.json").write_text(json.dumps(place))
             # The service's splits are of 1000 rows.
             pq.write_table(pq.read_table(file), same / file.name, row_group_size=1000)
-        own = batches(tables, data__reader=table_reader)
+        own = batches(tables, data__reader="table_reader:TableReader")
         # Only `inspect` opens a session: the loader's own reader got its name as the index.
         assert len(service.sessions) == len(list(rows.glob("*.parquet")))
         assert service.reads
         jobs = [{"config": config(same, train__steps=3), "out": str(tmp_path / "parquet")}]
-        other = config(tables, train__steps=3, data__reader=table_reader)
+        other = config(tables, train__steps=3, data__reader="table_reader:TableReader")
         jobs.append({"config": other, "out": str(tmp_path / "own")})
         launch(jobs, 2, tmp_path)
     for parquet, table in zip(batches(same), own, strict=True):

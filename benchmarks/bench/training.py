@@ -125,7 +125,7 @@ def train(session: Session, batches: Iterator[Batch], steps: int) -> float:
         session.record(step, result)
         if session.requested_action(step) is Action.STOP:
             raise Stopped
-        return session.saver.due(step) or session.evaluator.due(step)
+        return session.save_due(step) or session.evaluation_due(step)
 
     rate = samples_per_second(session, take, steps)
     training_step.detach()

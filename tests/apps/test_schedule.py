@@ -57,9 +57,19 @@ def test_no_data_is_read_if_the_length_of_an_epoch_is_given(file, tmp_path, caps
     assert table(capsys.readouterr().out)[-1]["step"] == 60
 
 
+def test_saves_and_evaluations_are_listed(file, tmp_path, capsys):
+    arguments = ["--data.validation", "nowhere", "--evaluate.every-epochs", "3", "--checkpoint.every-epochs", "1"]
+    assert trainer(["schedule", str(file), *arguments, "--checkpoint.every-minutes", "10"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "10 saves: after steps 4, 8, 12, 16, ..., 40, and every 10 minutes" in lines
+    assert "4 evaluations: after steps 12, 24, 36, 40" in lines
+    assert trainer(["schedule", str(file)]) == 0
+    assert "1 save: after step 40" in capsys.readouterr().out.splitlines()
+
+
 def test_the_terminal_shows_a_chart_of_each_rate(file, capsys):
     assert trainer(["schedule", str(file)]) == 0
-    _, *charts = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    _, _, *charts = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert [chart.splitlines()[0] for chart in charts] == ["sparse", "dense", "dense.parts.top"]
     assert max(len(line) for chart in charts for line in chart.splitlines()) <= 11 + COLUMNS
 

@@ -97,6 +97,19 @@ def test_a_resumed_run_goes_on_with_its_log(trained):
     ("flags", "says"),
     [
         (["--train.stop_early.target", "None"], "train.stop_early.target is not set; MLPerf's log tells when"),
+        (
+            [
+                "--evaluate.every_epochs",
+                "1",
+                "--data.segments.path",
+                "None",
+                "--data.train",
+                "rows",
+                "--train.steps",
+                "9",
+            ],
+            "neither evaluate.every_samples nor evaluate.every_steps is set; MLPerf's log counts",
+        ),
         (["--report.mlperf_log.division", "ajar"], "report.mlperf_log.division"),
     ],
 )

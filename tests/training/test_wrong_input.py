@@ -149,6 +149,32 @@ CASES = [
     ),
     Case("unknown metric", ["evaluate.metrics is 'auk'", "'auc'"], {"evaluate__metrics": ["auk"]}),
     Case(
+        "evaluations by two counts",
+        ["evaluate.every_steps is 2 and evaluate.every_epochs is 1", "set one of them"],
+        {"evaluate": {"every_steps": 2, "every_epochs": 1}},
+    ),
+    Case(
+        "evaluations at saves and by a count",
+        ["evaluate.every_epochs is 1 and evaluate.at_saves is true", "set one of them"],
+        {"evaluate": {"at_saves": True, "every_epochs": 1}, "checkpoint__every_epochs": 1},
+    ),
+    Case("a part of an epoch", ["evaluate.every_epochs is 0.5", "integer"], {"evaluate__every_epochs": 0.5}),
+    Case(
+        "saves by two counts",
+        ["checkpoint.every_steps is 2 and checkpoint.every_epochs is 1", "set one of them"],
+        {"checkpoint": {"every_steps": 2, "every_epochs": 1}},
+    ),
+    Case(
+        "evaluations at saves by the clock",
+        ["evaluate.at_saves is true, but checkpoint.every_minutes is 5", "save by every_steps or every_epochs"],
+        {"evaluate__at_saves": True, "checkpoint": {"every_minutes": 5, "every_epochs": 1}},
+    ),
+    Case(
+        "evaluations at no saves",
+        ["evaluate.at_saves is true, but checkpoint.every_steps and checkpoint.every_epochs are 0", "leave it out"],
+        {"evaluate__at_saves": True},
+    ),
+    Case(
         "best without evaluations",
         ["checkpoint.keep.best is 'auc'", "data.validation is empty"],
         {"checkpoint__keep__best": "auc"},

@@ -113,7 +113,7 @@ def _flags_of_best(config: Config, aim: str) -> list[str]:
     flags = []
     if config.checkpoint.keep.best != aim:
         flags += ["--checkpoint.keep.best", aim]
-    if not config.checkpoint.every_steps:
+    if not (config.checkpoint.every_steps or config.checkpoint.every_epochs):
         flags += ["--checkpoint.every_steps", str(config.evaluate.every_steps)]
     return flags
 

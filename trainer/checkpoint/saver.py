@@ -246,10 +246,6 @@ class Saver:
         """Whether a save is being written."""
         return self._pending is not None and not self._pending.done()
 
-    def due(self, step: int) -> bool:
-        """Returns whether a save is due after a step, by the number of the step."""
-        return self._config.every_steps > 0 and step % self._config.every_steps == 0
-
     def overdue(self) -> bool:
         """Returns whether a save is due by the time since the last; only rank 0's clock counts."""
         minutes = self._config.every_minutes

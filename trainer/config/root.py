@@ -15,6 +15,7 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import CommsConfig, PlannerConfig
 from trainer.config.tasks import TaskConfig, check_task
 from trainer.config.train import (
+    REGULAR,
     CheckpointConfig,
     EvaluateConfig,
     FinetuneConfig,
@@ -27,7 +28,7 @@ from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, flat, validate
 from trainer.core.storage import read_text
 
-ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns"), ("every_steps", "every_samples")
+ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns"), REGULAR
 """Keys of a section of which only one can be set."""
 READY_MADE = Path(__file__).parent / "presets"
 
@@ -72,6 +73,16 @@ class Config(Section):
         default = (self.model.loss, self.model.task_weighting) == ("binary", "fixed")
         return not self.tasks and (default or ":" in self.model.loss)
 
+    def evaluation_due(self, step: int, steps_per_epoch: int) -> bool:
+        """Returns whether an evaluation on data.validation follows a step, if there is such data.
+
+        Args:
+            step: Number of the step, from 1.
+            steps_per_epoch: Steps in an epoch.
+        """
+        is_saved = self.checkpoint.due(step, steps_per_epoch)
+        return self.evaluate.due(step, self.data.global_batch_size, steps_per_epoch, is_saved)
+
     def named_tasks(self) -> dict[str, TaskConfig]:
         """Returns the tasks, with label, prediction and output set: the configured tasks, or one task per label."""
         tasks = self.tasks or {label: TaskConfig(loss=self.model.loss) for label in self.data.labels}
@@ -87,6 +98,22 @@ class Config(Section):
         if task.loss == "softmax":
             return len(self.data.classes.get(str(task.label), ())) or 1
         return 2 if task.kind.shape == (2,) else 1
+
+
+def _check_at_saves(evaluate: EvaluateConfig, checkpoint: CheckpointConfig) -> None:
+    """Refuses evaluations at saves whose steps are not known, since a resumed run must evaluate after the same."""
+    if not evaluate.at_saves:
+        return
+    if checkpoint.every_minutes:
+        raise InputError(
+            f"evaluate.at_saves is true, but checkpoint.every_minutes is {checkpoint.every_minutes:g}, and saves by "
+            "the clock follow other steps in each run; save by every_steps or every_epochs, or evaluate by these"
+        )
+    if not (checkpoint.every_steps or checkpoint.every_epochs):
+        raise InputError(
+            "evaluate.at_saves is true, but checkpoint.every_steps and checkpoint.every_epochs are 0, so that there is "
+            "no save before the end; set one of them, or leave it out"
+        )
 
 
 def check_training(config: Config) -> None:
@@ -109,6 +136,7 @@ def check_training(config: Config) -> None:
             f"checkpoint.keep.best is '{config.checkpoint.keep.best}', but data.validation is empty, so that no "
             "checkpoint is ever the best; name validation data or unset it"
         )
+    _check_at_saves(config.evaluate, config.checkpoint)
     _check_stop_early(config)
     _check_final(config)
 
@@ -127,6 +155,22 @@ def _check_segments(config: Config) -> None:
                 f"{key} is set, and so is data.segments.path, whose segments are what is trained and evaluated on; "
                 "set one of them"
             )
+    evaluate, saves = config.evaluate, config.checkpoint
+    for key, value, instead in (
+        (
+            "checkpoint.every_epochs",
+            saves.every_epochs,
+            "a save follows each segment; leave it out, or use every_steps",
+        ),
+        (
+            "evaluate.every_epochs",
+            evaluate.every_epochs,
+            "segments are of any length; use every_steps or every_samples",
+        ),
+        ("evaluate.at_saves", evaluate.at_saves, "a save also follows each segment; use every_steps or every_samples"),
+    ):
+        if value:
+            raise InputError(f"{key} is {str(value).lower()}, but data.segments.path is set, and {instead}")
     _check_ahead(config)
     for key, optimizer in {"dense": config.optimizer.dense, "sparse": config.optimizer.sparse}.items():
         if optimizer.schedule.unit == "epochs":
@@ -247,7 +291,7 @@ def without_replaced(tree: Tree, given: Tree) -> Tree:
 
 
 def _is_value(value: Any) -> bool:
-    return not isinstance(value, dict | None)  # features are tables, and may have such names
+    return value is not False and not isinstance(value, dict | None)  # features are tables, and may have such names
 
 
 def _read_toml(name: str) -> Tree:

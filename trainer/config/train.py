@@ -110,6 +110,10 @@ class TrainConfig(Section):
         return self
 
 
+REGULAR = ("every_steps", "every_samples", "every_epochs", "at_saves")
+"""Keys of which one decides when the model is evaluated before the end."""
+
+
 class EvaluateConfig(Section):
     """Evaluation: when, in which batches, and by which metrics."""
 
@@ -118,6 +122,10 @@ class EvaluateConfig(Section):
     every_samples: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Instead: samples between two, each after the step that reaches a multiple of this; a short batch counts as whole.
     0: off."""
+    every_epochs: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Instead: epochs between two, each after the last step of an epoch. 0: off."""
+    at_saves: Annotated[bool, MayChange] = False
+    """Instead: evaluate after every save by checkpoint.every_steps or checkpoint.every_epochs."""
     first_after: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Samples before the first of these evaluations."""
     global_batch_size: Annotated[pydantic.PositiveInt | None, MayChange] = None
@@ -131,27 +139,33 @@ class EvaluateConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _regular(self) -> Self:
-        if self.every_steps and self.every_samples:
-            raise InputError(
-                f"evaluate.every_steps is {self.every_steps} and evaluate.every_samples is {self.every_samples}; set "
-                "one of them"
-            )
+        given = [f"evaluate.{key} is {str(value).lower()}" for key in REGULAR if (value := getattr(self, key))]
+        if len(given) > 1:
+            raise InputError(f"{given[0]} and {given[1]}; set one of them")
         if self.first_after and not self.is_regular:
             raise InputError(
                 f"evaluate.first_after is {self.first_after}, but evaluate.every_samples and evaluate.every_steps are "
-                "0, so that there is no such evaluation; set one of them"
+                "0, so that there is no such evaluation; set one of them, every_epochs or at_saves"
             )
         return self
 
     @property
     def is_regular(self) -> bool:
         """Whether there are evaluations before the end."""
-        return self.every_steps > 0 or self.every_samples > 0
+        return any(getattr(self, key) for key in REGULAR)
 
-    def due(self, step: int, batch_size: int) -> bool:
-        """Returns whether an evaluation follows a step of so many samples."""
-        every, done = self.every_samples or self.every_steps * batch_size, step * batch_size
-        return every > 0 and done >= self.first_after and done // every > (done - batch_size) // every
+    def due(self, step: int, batch_size: int, steps_per_epoch: int = 0, is_saved: bool = False) -> bool:
+        """Returns whether an evaluation follows a step.
+
+        Args:
+            step: Number of the step, counted from the first epoch.
+            batch_size: Samples in a step.
+            steps_per_epoch: Steps in an epoch, for every_epochs.
+            is_saved: Whether a save is due after the step, for at_saves.
+        """
+        every, done = self.every_samples or _steps(self, steps_per_epoch) * batch_size, step * batch_size
+        is_reached = (self.at_saves and is_saved) or (every > 0 and done // every > (done - batch_size) // every)
+        return is_reached and done >= self.first_after
 
 
 class FinetuneConfig(Section):
@@ -198,6 +212,8 @@ class CheckpointConfig(Section):
 
     every_steps: Annotated[pydantic.NonNegativeInt, MayChange] = 0
     """Steps between two saves. 0: save only at the end."""
+    every_epochs: Annotated[pydantic.NonNegativeInt, MayChange] = 0
+    """Instead: epochs between two saves, each after the last step of an epoch. 0: off."""
     every_minutes: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
     """Save when this many minutes have passed since the last save. 0: off."""
     full_every: Annotated[pydantic.PositiveInt, MayChange] = 1
@@ -211,10 +227,28 @@ class CheckpointConfig(Section):
     grace_seconds: Annotated[pydantic.NonNegativeFloat, MayChange] = 120.0
     """Time between a stop request and the kill. A job whose saves take longer stops without a save."""
 
+    @pydantic.model_validator(mode="after")
+    def _regular(self) -> Self:
+        if self.every_steps and self.every_epochs:
+            raise InputError(
+                f"checkpoint.every_steps is {self.every_steps} and checkpoint.every_epochs is {self.every_epochs}; set "
+                "one of them"
+            )
+        return self
+
+    def due(self, step: int, steps_per_epoch: int) -> bool:
+        """Returns whether a save follows a step, beside those by the clock; the steps are counted as by evaluations."""
+        every = _steps(self, steps_per_epoch)
+        return every > 0 and step % every == 0
+
     @property
     def needs_copy(self) -> bool:
         """Whether a save copies the state: to write while it changes, or to find what has changed since."""
         return self.asynchronous or self.full_every > 1
+
+
+def _steps(section: EvaluateConfig | CheckpointConfig, steps_per_epoch: int) -> int:
+    return section.every_steps or section.every_epochs * steps_per_epoch
 
 
 class ProfileConfig(Section):

@@ -45,6 +45,11 @@ def check(config: Config, context: DistributedContext) -> None:
             f"{KEY} is '{config.report.mlperf_log.organization}', but {lacks[0]} is not set; MLPerf's log tells when a "
             "run reaches its target in an evaluation; set it, or leave the log out"
         )
+    if not (config.evaluate.every_samples or config.evaluate.every_steps):
+        raise InputError(
+            f"{KEY} is '{config.report.mlperf_log.organization}', but neither evaluate.every_samples nor "
+            "evaluate.every_steps is set; MLPerf's log counts evaluations in samples; set one, or leave the log out"
+        )
 
 
 class MlperfLog(Watcher):

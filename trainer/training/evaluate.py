@@ -76,11 +76,6 @@ class Evaluator:
             if getattr(config.data, split)
         }
 
-    def due(self, step: int) -> bool:
-        """Returns whether to evaluate on the validation split after a step."""
-        is_due = self._config.evaluate.due(step, self._config.data.global_batch_size)
-        return is_due and "validation" in self.splits
-
     @torch.no_grad()
     def evaluate(
         self, model: nn.Module, split: str, id_map: IdMap, give_up: Callable[[], bool] = lambda: False

@@ -87,7 +87,7 @@ def _evaluate(session: Session, step: int, model: nn.Module) -> int:
     """Runs the final evaluations and returns the step whose weights were evaluated on data.test."""
     splits, order = session.evaluator.splits, session.order
     # A segment is not the end of the run, which has no end of its own.
-    is_wanted = not order.evaluated_first and (order.ends is None or session.evaluator.due(step))
+    is_wanted = not order.evaluated_first and (order.ends is None or session.evaluation_due(step))
     if "validation" in splits and is_wanted and not session.is_validated(step):
         session.evaluate(step, model, "validation")
     evaluated_step = _restore_best(session, step) if session.config.evaluate.final == "best" else step

@@ -158,6 +158,14 @@ class Session:
             self.stop_request.agree(self.context)
         return action
 
+    def save_due(self, step: int) -> bool:
+        """Returns whether a save is due after a step, by the number of the step."""
+        return self.config.checkpoint.due(step, self.order.lanes.steps)
+
+    def evaluation_due(self, step: int) -> bool:
+        """Returns whether to evaluate on the validation split after a step."""
+        return "validation" in self.evaluator.splits and self.config.evaluation_due(step, self.order.lanes.steps)
+
     def steps(self) -> Iterator[int]:
         """Yields the steps to take, until the last step or until training ends early."""
         for step in range(self.order.steps_done + 1, self.order.last_step + 1):
@@ -171,7 +179,7 @@ class Session:
             return None
         if self.stop_request.agreed:
             return self.stop_request.agreed
-        config, evaluated = self.config.train.stop_early, step == self.order.steps_done or self.evaluator.due(step)
+        config, evaluated = self.config.train.stop_early, step == self.order.steps_done or self.evaluation_due(step)
         if config.metric is None or not evaluated:
             return None
         return broadcast_from_rank0(self.context, lambda: reason_to_stop(config, self.reporter.evaluations(), step))
@@ -207,7 +215,7 @@ class Session:
         step = self.order.steps_done
         if self.order.evaluated_first:  # an evaluation recorded for this step may be of other samples
             return step == self.order.steps_before
-        return 0 < step < self.order.last_step and self.evaluator.due(step) and not self.is_validated(step)
+        return 0 < step < self.order.last_step and self.evaluation_due(step) and not self.is_validated(step)
 
     def is_validated(self, step: int) -> bool:
         """Returns whether a step was evaluated on the validation split."""

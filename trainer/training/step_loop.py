@@ -22,9 +22,9 @@ def take_steps(session: Session, training_step: TrainingStep) -> int:
         result = training_step.take(step, session.batches)
         session.record(step, result)
         action = session.requested_action(step)
-        if session.saver.due(step) or step == last or action is Action.SAVE:
+        if session.save_due(step) or step == last or action is Action.SAVE:
             session.save(step)
-        if session.evaluator.due(step) and step < last:
+        if session.evaluation_due(step) and step < last:
             session.evaluate(step, training_step.detach(), "validation")
         if action is Action.STOP:
             session.stop(step)  # always raises Stopped

@@ -1,4 +1,4 @@
-"""Shows the learning rates that a configuration's schedules will set: a table, a chart, and a drawing."""
+"""Shows the course of a run: its learning rates, as a table, charts and a drawing, its saves and its evaluations."""
 
 from itertools import accumulate
 
@@ -22,11 +22,11 @@ POINTS = 600  # number of points of a drawn curve
 def show_schedule(
     config: Config, steps_per_epoch: int | None = None, out: str | None = None, overwrite: bool = False
 ) -> None:
-    """Shows the learning rates of a configuration over a run. CONFIG is a TOML file or a name.
+    """Shows the learning rates, saves and evaluations of a run. CONFIG is a TOML file or a name.
 
     Args:
         config: The configuration.
-        steps_per_epoch: Steps of an epoch. Unset: from data.train, if a schedule counts in epochs.
+        steps_per_epoch: Steps of an epoch. Unset: from data.train, if anything counts in epochs.
         out: A file to draw them to, .svg or .png, any fsspec URL.
         overwrite: Replace a file that exists.
 
@@ -49,6 +49,7 @@ def show_schedule(
 
     telling = sorted({step for rate in rates.values() for step in telling_steps(rate.schedule, last, per_epoch)})
     print(_table(telling, curves(telling), counted))
+    print(f"\n{_saves_and_evaluations(config, last, per_epoch)}")
     for curve in curves(columns(last)):
         print(f"\n{text_chart(curve)}")
     if out:
@@ -59,7 +60,12 @@ def show_schedule(
 
 def _steps_per_epoch(config: Config, rates: dict[str, LearningRate]) -> int | None:
     """Returns the steps of an epoch of the data; None if nothing is counted in epochs."""
-    if config.train.steps is not None and all(rate.schedule.unit == "steps" for rate in rates.values()):
+    by_steps = all(rate.schedule.unit == "steps" for rate in rates.values())
+    if (
+        config.train.steps is not None
+        and by_steps
+        and not (config.checkpoint.every_epochs or config.evaluate.every_epochs)
+    ):
         return None
     files, data = find_training_files(config.data, config.train.seed), config.data
     # An epoch has the same steps on up to 8 ranks, and hardly more on larger numbers.
@@ -91,6 +97,24 @@ def _turns(schedule: Schedule) -> list[int]:
         case "one_cycle":
             return [round(schedule.rise_fraction * length), length]
     return [0, length] if schedule.decay in DECAYS else []
+
+
+def _saves_and_evaluations(config: Config, last: int, steps_per_epoch: int) -> str:
+    """Returns the steps that saves and evaluations follow, beside saves by the clock and on a stop request."""
+    saves = [step for step in range(1, last + 1) if step == last or config.checkpoint.due(step, steps_per_epoch)]
+    evaluations = [step for step in range(1, last + 1) if step == last or config.evaluation_due(step, steps_per_epoch)]
+    minutes = config.checkpoint.every_minutes
+    clock = f", and every {minutes:g} minutes" if minutes else ""
+    lines = [f"{_counted('save', saves)}{clock}"]
+    if config.data.validation:
+        lines.append(_counted("evaluation", evaluations))
+    return "\n".join(lines)
+
+
+def _counted(noun: str, steps: list[int]) -> str:
+    shown = [f"{step:,}" for step in steps]
+    listed = shown if len(shown) <= PARTS else [*shown[: PARTS // 2], "...", shown[-1]]
+    return f"{plural(len(steps), noun)}: after {'step' if len(steps) == 1 else 'steps'} {', '.join(listed)}"
 
 
 def _table(steps: list[int], curves: list[Curve], steps_per_epoch: int | None) -> str:

@@ -178,13 +178,14 @@ def _shortened(config: Config, steps: int) -> Config:
 
     Then the last checkpoint before the kill is never the last of the run, wherever the kill hits the job.
     """
-    size = config.data.global_batch_size
-    between = any(config.evaluate.due(step, size) for step in range(1, steps))
     keep = config.checkpoint.keep.model_copy(update={"best": None})
+    saves = {"every_steps": steps // 4, "every_epochs": 0, "every_minutes": 0.0, "keep": keep}
+    config = _changed(config, {"checkpoint": saves})
+    # The length of an epoch is not known here.
+    between = config.evaluate.every_epochs or any(config.evaluation_due(step, 0) for step in range(1, steps))
     changes: dict[str, dict[str, Any]] = {
         "data": {"validation": config.data.validation if between else [], "test": []},
         "train": {"steps": steps, "epochs": None},
-        "checkpoint": {"every_steps": steps // 4, "every_minutes": 0.0, "keep": keep},
         "report": {"interval_steps": 1, "tensorboard": False},
     }
     return _changed(config, changes)

@@ -29,10 +29,10 @@ class Naive:
     def __init__(self, blocks, evict):
         self.blocks, self.evict, self.known = blocks, evict, {}
         self.let_go = set()
-        self.evicted = self.overflowed = 0
+        self.evicted = self.overflowed = self.seen = 0
 
-    def aged(self, count, last, batch, step):
-        return count // 2 ** ((step - last) * len(batch) // (HALF_LIFE * self.blocks.rows))
+    def aged(self, count, last, step):
+        return count // 2 ** ((step - last) * self.seen // (HALF_LIFE * self.blocks.rows))
 
     def rows_of(self, block):
         found = {
@@ -42,7 +42,8 @@ class Naive:
         }
         return found - {SHARED}
 
-    def update(self, batch, step, unused_since=None):
+    def update(self, batch, step, unused_since=None, seen=None):
+        self.seen = len(batch) if seen is None else seen
         old = [one for one in self.known if one not in batch]
         gone = (
             {} if unused_since is None else {one: self.known[one] for one in old if self.known[one][1] <= unused_since}
@@ -59,12 +60,12 @@ class Naive:
         known = {one: entry for one, entry in self.known.items() if entry[0] in rows}
         for one in counts.keys() & known.keys():
             row, last, count = known[one]
-            self.known[one] = [row, step, self.aged(count, last, batch, step) + counts[one]]
+            self.known[one] = [row, step, self.aged(count, last, step) + counts[one]]
         new = sorted(counts.keys() - known.keys(), key=lambda one: (-counts[one], one))
         held = sorted(self.let_go & rows)
         free = sorted(rows - {row for row, _, _ in known.values()} - resting - self.let_go)
         idle = [
-            (row, last, self.aged(count, last, batch, step), one)
+            (row, last, self.aged(count, last, step), one)
             for one, (row, last, count) in known.items()
             if one not in counts
         ]

@@ -193,3 +193,18 @@ def test_kinds_add_up_to_what_the_search_counts(rows):
     kept = sum(kinds[kind] for kind in ("tables", "state", "averages", "buckets", "replicated", "ids"))
     assert (shard_memory(options, tables, topology) >= kept).all()
     assert (kinds["tables"].sum(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_maps_of_managed_ids_are_on_the_hosts(rows, device):
+    """24 bytes of state for each row, 12 of the index of ids; twice with counts of ids that wait for a row."""
+    plain, *others = (
+        planned(rows, 4, device, data__sparse=SOME | {"s0": {"rows": 1000} | feature})
+        for feature in ({}, {"ids": "managed"}, {"ids": "managed", "admit_after": 3})
+    )
+    for of_row, (settings, _, topology, tables) in zip((0, 36, 72), (plain, *others), strict=True):
+        dense = dense_part(settings, 4).memory
+        found = memory_of(shards_of(solve(tables, topology), tables), tables, topology, dense, NONE)
+        np.testing.assert_array_equal(found.id_maps, [[0, 250 * of_row]] * 4)
+        room = [room_for_shards(2**30, one, topology, dense) for one in (plain[3], tables)]
+        assert room[0] - room[1] == (0 if device == "cuda" else 250 * of_row)

@@ -19,6 +19,7 @@ from torchx_recsys.planner.rank_memory import (
     RankMemory,
     Shards,
     beside_shards,
+    id_map_bytes,
     memory_of,
     room_for_shards,
     shards_of_tables,
@@ -92,6 +93,8 @@ class Problem:
         found = times * self.usable
         capacity = found[self.device]
         found[self.device] = room_for_shards(capacity, self.tables, self.topology, self.dense.memory, phase=phase)
+        if self.topology.on_gpu:  # on a host that computes they are in the room
+            found[1] -= id_map_bytes(self.tables, self.topology)
         return found
 
     def beside_shards(self) -> dict[str, float]:

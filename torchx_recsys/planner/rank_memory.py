@@ -52,6 +52,7 @@ class RankMemory:
         replicated: Buckets and, if part of the peak, gradients of tables that every rank holds.
         dense: The dense part: weights, gradients in their buckets, state, averages.
         ids: Ids of batches in flight, and whole batches on a GPU.
+        id_maps: The maps of managed ids, on the host.
         exchanged: Embeddings on their way to other ranks, if part of the peak.
         update: Gradients of embeddings and temporaries of the update, if part of the peak.
         activations: Activations of the dense part, if part of the peak.
@@ -67,6 +68,7 @@ class RankMemory:
     replicated: np.ndarray
     dense: np.ndarray
     ids: np.ndarray
+    id_maps: np.ndarray
     exchanged: np.ndarray
     update: np.ndarray
     activations: np.ndarray
@@ -200,6 +202,7 @@ def beside_shards(
         "the dense part": dense.kept,
         ACTIVATIONS: in_phase[phase] if phase else max(built, *in_phase.values()),
         "batches": _batches(tables, topology, dense),
+        "managed ids": 0.0 if topology.on_gpu else id_map_bytes(tables, topology),
         "the process": overheads.context + (overheads.communication if topology.ranks > 1 else 0.0),
     }
 
@@ -246,7 +249,9 @@ def _kept(
 ) -> dict[str, np.ndarray]:
     ids = kinds["ids"] + _everywhere(_batches(tables, topology, dense), topology)
     kept = {kind: kinds[kind] for kind in ("tables", "state", "averages")}
-    return kept | {"replicated": kinds["buckets"], "dense": _everywhere(dense.kept, topology), "ids": ids}
+    maps = np.tile([0.0, id_map_bytes(tables, topology)], (topology.ranks, 1))
+    dense_part = _everywhere(dense.kept, topology)
+    return kept | {"replicated": kinds["buckets"], "dense": dense_part, "ids": ids, "id_maps": maps}
 
 
 def _phases(
@@ -295,6 +300,11 @@ def _at_peak(
 def _everywhere(size: float, topology: Topology) -> np.ndarray:
     """Returns bytes that every rank has on its device, `[R, 2]`."""
     return np.tile([size, 0.0] if topology.on_gpu else [0.0, size], (topology.ranks, 1))
+
+
+def id_map_bytes(tables: Sequence[Table], topology: Topology) -> float:
+    """Returns the bytes of a rank's parts of the maps of managed ids, which are on its host."""
+    return sum(table.rows * table.map_bytes for table in tables) / topology.ranks
 
 
 def _local_ids(tables: Sequence[Table], topology: Topology) -> float:

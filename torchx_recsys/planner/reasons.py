@@ -125,7 +125,7 @@ def in_words(size: float) -> str:
 
 def lack_for_copy(memory: RankMemory, problem: Problem) -> str:
     """Describes the host memory that a save's copy of the state lacks; empty if there is enough."""
-    kept = memory.tables + memory.state + memory.averages + memory.dense
+    kept = memory.tables + memory.state + memory.averages + memory.dense + memory.id_maps
     most, there = (memory.total[:, 1] + kept.sum(axis=1)).max(), problem.topology.host_bytes
     if not problem.copies or most <= there:
         return ""

@@ -58,6 +58,7 @@ class Table:
         skew: Distribution of each feature's ids; empty if all rows are equally popular.
         weight_bytes: Bytes of an id's weight; 0 if ids have no weights.
         has_plain_update: Whether its CPU update is not FBGEMM's; FBGEMM's needs no copies of the rows.
+        map_bytes: Bytes for each row of the map of managed ids, which the hosts of all ranks share.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Table:
     skew: Sequence[Zipf] = ()
     weight_bytes: int = 0
     has_plain_update: bool = False
+    map_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,12 +222,13 @@ def _managed(pairs: dict[str, str], here: Weights, there: Weights) -> dict[str, 
         ours, theirs = (
             side.slots.get(f"managed.{name_in_model(name)}", {}) for side, name in ((here, label), (there, source))
         )
-        if ours.keys() != theirs.keys():
+        if ("ids" in ours) != ("ids" in theirs):
             raise InputError(
                 f"table '{label}' has {'managed' if ours else 'other'} ids, and '{source}' of the checkpoint has "
                 f"{'managed' if theirs else 'other'} ones, whose rows are of other ids; list it in finetune.exclude"
             )
-        sources |= {ours[slot]: theirs[slot] for slot in ours}
+        # Only one of the two may count ids before they get a row.
+        sources |= {ours[slot]: theirs[slot] for slot in ours.keys() & theirs.keys()}
     return sources
 
 

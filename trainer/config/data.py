@@ -234,7 +234,7 @@ class DataConfig(Section):
         first = next(n for n in self.sparse if self.table_of(n) == self.table_of(name))
         # A row is of one id then.
         of_one = lists_ids(feature) or lists_ids(self.sparse[first])
-        for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary", "evict") if of_one else ())):
+        for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary", "evict", "admit_after") if of_one else ())):
             here, there = getattr(feature, key), getattr(self.sparse[first], key)
             if here != there:
                 raise InputError(

@@ -20,6 +20,7 @@ from trainer.plan.sharding_plan import shards_of, table_plans
 # TorchRec's data_parallel fails for sequences on a CPU, and TorchRec lacks the other types.
 OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
 SHOWN = 3  # number of tables that a line names
+MAP_BYTES = 36  # of a row in the map of managed ids: its id, last step and count, and its entry in the index of ids
 # A lookup of fewer than 32 columns takes as long as a lookup of 32 columns, so narrower shards gain nothing.
 LEAST_COLUMNS = 32
 
@@ -156,7 +157,15 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         skew=_skew(name, data),
         weight_bytes=FLOAT if data.has_id_weights else 0,
         has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
+        map_bytes=_map_bytes(name, data),
     )
+
+
+def _map_bytes(table: str, data: DataConfig) -> int:
+    """Returns the bytes for each row of the map of managed ids: of one, or of two if ids are counted before."""
+    if not (features := data.managed_tables.get(table)):
+        return 0
+    return MAP_BYTES * (2 if data.sparse[features[0]].admit_after else 1)
 
 
 def _skew(table: str, data: DataConfig) -> list[Zipf]:

@@ -1,9 +1,10 @@
-"""The rule `ids = "managed"`: an id gets a row when it is first seen, and may lose the row to another id."""
+"""The rule `ids = "managed"`: an id gets a row when it is first seen, or seen often enough, and may lose it again."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+import pydantic
 
 from trainer.core.errors import InputError
 from trainer.core.section import MayChange
@@ -19,11 +20,14 @@ SHARED = 0  # number of the row that all ids without their own row share
 
 
 class ManagedKeys(SparseKeys):
-    """The key of `ids = "managed"`."""
+    """The keys of `ids = "managed"`."""
 
     evict: Annotated[Literal["least_used", "least_recent"] | None, MayChange] = None
     """For ids = "managed": the id whose row a new one gets when all are in use. Unset: that of the run so far,
     least_used for a new run."""
+    admit_after: int | None = pydantic.Field(default=None, ge=2)
+    """For ids = "managed": an id gets a row in the step of this occurrence, and shares the row for unseen ids before.
+    Unset: of its first."""
 
     def check_managed(self, key: str) -> None:
         """Refuses a table with too few rows, and keys that other rules do not read."""
@@ -34,6 +38,11 @@ class ManagedKeys(SparseKeys):
             raise InputError(
                 f"{key}.evict is '{self.evict}', but {key}.ids is '{self.ids}', which "
                 "evicts nothing; leave it out or set ids to 'managed'"
+            )
+        if self.ids != "managed" and self.admit_after:
+            raise InputError(
+                f"{key}.admit_after is {self.admit_after}, but {key}.ids is '{self.ids}', which counts no ids; leave "
+                "it out or set ids to 'managed'"
             )
 
 

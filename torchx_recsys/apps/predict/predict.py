@@ -36,6 +36,8 @@ from trainer.models.outputs import ModelOutput, model_outputs
 from trainer.run.preemption import stop_on_signals
 from trainer.training.evaluate import restore_evaluated
 
+LATER = ("options", "admit_after")  # keys of sparse features that later versions added
+
 
 def predict(
     config: Config,
@@ -256,10 +258,10 @@ def _chosen_outputs(config: Config, names: tuple[str, ...], kept: pa.Schema) -> 
 def model_fingerprint(config: Config) -> str:
     """Returns a text that changes with the computation of a model from its weights and a row."""
     tasks = {name: (task.prediction, task.output, task.loss) for name, task in config.named_tasks().items()}
-    # Without empty options, so that jobs from before the options existed can continue.
+    # Without later keys that are unset, so that jobs from before the keys existed can continue.
     rules = {
         kind: {
-            name: {key: value for key, value in keys.items() if key != "options" or value} for name, keys in of.items()
+            name: {key: value for key, value in keys.items() if key not in LATER or value} for name, keys in of.items()
         }
         for kind, of in config.data.rules().items()
     }

@@ -17,6 +17,7 @@ from trainer.checkpoint.state_dict import State
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext, with_rows_elsewhere
 from trainer.core.errors import InputError
+from trainer.extensions.managed_ids.admission import Waiting
 from trainer.extensions.managed_ids.blocks import Blocks
 from trainer.extensions.managed_ids.eviction import LAST_USED
 from trainer.extensions.managed_ids.exchange import Exchange, IdRequests, RowHolders
@@ -26,6 +27,7 @@ from trainer.optim.averages import CACHING
 from trainer.plan.sharding_plan import table_plans
 from trainer.training.id_map import IdMap, Reset
 
+WAITING = "waiting_"  # begins the names of what belongs to ids that wait for a row
 DEFAULT, EARLIER_DEFAULT = "least_used", "least_recent"  # of `evict`; checkpoints of the earlier do not record it
 
 
@@ -35,13 +37,13 @@ class _Step:
 
     Attributes:
         number: The number of the step.
-        changes: The changes of the maps, by table.
+        changes: The changes of the maps, in their order.
         evicted: The rows of local shards that the step gives to other ids, by table.
-        totals_before: Totals of all ranks before the step, `[tables, 3]`.
+        totals_before: Totals of all ranks before the step, `[maps, 3]`.
     """
 
     number: int
-    changes: dict[str, Change]
+    changes: list[tuple[RowMap, Change]]
     evicted: dict[str, np.ndarray]
     totals_before: np.ndarray
 
@@ -70,14 +72,17 @@ class ManagedIds(IdMap):
         self._context, self._features = context, data.managed_tables
         features = {table: data.sparse[names[0]] for table, names in self._features.items()}
         self._kept = [table for table, feature in features.items() if feature.evict is None]
-        self._totals = np.zeros((len(features), 3), np.int64)  # of all ranks, when they were last summed
-        self._tensors: State = {
-            f"managed.{name_in_model(table)}.totals": torch.from_numpy(totals)
-            for table, totals in zip(features, self._totals, strict=True)
-        }
+        self._admit_after = {table: feature.admit_after for table, feature in features.items() if feature.admit_after}
         self._maps: dict[str, RowMap] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._tensors: State = {}
         for table, feature in features.items():
             self._begin_map(table, Blocks.of_table(feature.rows), feature.evict or DEFAULT)
+        self._totals = np.zeros((len(self._all_maps()), 3), np.int64)  # of all ranks, when they were last summed
+        self._tensors |= {
+            f"managed.{name}totals": torch.from_numpy(totals)
+            for name, totals in zip(self._all_maps(), self._totals, strict=True)
+        }
         self._exchange = Exchange(context)
         self._holders = {
             table: RowHolders(_without_cache(table, plans[table]), feature.rows, context.world_size)
@@ -111,13 +116,23 @@ class ManagedIds(IdMap):
         for step, batch in enumerate(batches, steps_done + 1):
             requests = self._requests(batch.sparse)
             since = unused_since if step == steps_done + 1 else None
-            changes = {
-                table: one.update(*ids, step, seen, since)
-                for (table, one), ids, seen in zip(self._maps.items(), requests.arrived, requests.seen, strict=True)
-            }
             totals = self._totals + requests.notes.sum(0).reshape(-1, 3)
-            self._ahead.append(_Step(step, changes, self._to_shards(changes), totals))
+            changes, evicted = [], {}
+            for table, ids, seen in zip(self._maps, requests.arrived, requests.seen, strict=True):
+                of_table = self._update(table, *ids, step, seen, since)
+                changes += of_table
+                evicted[table] = of_table[0][1].evicted
+            self._ahead.append(_Step(step, changes, self._to_shards(evicted), totals))
             yield self._with_rows(batch, requests)
+
+    def _update(
+        self, table: str, ids: np.ndarray, counts: np.ndarray, step: int, seen: int, unused_since: int | None
+    ) -> list[tuple[RowMap, Change]]:
+        """Gives rows to ids of a table; the first change is of its rows."""
+        one, waiting = self._maps[table], self._waiting.get(table)
+        if waiting:
+            return waiting.update(one, ids, counts, step, seen, unused_since)
+        return [(one, one.update(ids, counts, step, seen, unused_since))]
 
     def looked_up(self, batch: Batch) -> Batch:
         """Returns a batch with rows in place of raw ids, and changes nothing: new ids get the row for unseen ids."""
@@ -138,9 +153,9 @@ class ManagedIds(IdMap):
         try:
             yield
         finally:
-            for one in self._ahead:
-                for table, change in one.changes.items():
-                    self._maps[table].redo(change)
+            for step in self._ahead:
+                for one, change in step.changes:
+                    one.redo(change)
 
     def end(self) -> None:
         """Drops what was looked up ahead, when training ends: the state is that of the latest step that began."""
@@ -149,7 +164,7 @@ class ManagedIds(IdMap):
 
     def begin_anew(self) -> None:
         """Forgets when ids were used, for a run that counts its steps from 1."""
-        for one in self._maps.values():
+        for one in self._all_maps().values():
             one.state[LAST_USED] = 0
         self._totals[:, [EVICTED, OVERFLOWED]] = 0
 
@@ -158,40 +173,52 @@ class ManagedIds(IdMap):
         return dict(self._tensors)
 
     def report(self) -> dict[str, float]:
-        """Returns the rows in use and free, the evictions, and the ids without a row, of each table."""
+        """Returns the rows in use and free, the evictions, and the ids without a row or waiting, of each table."""
         totals = self._ahead[0].totals_before if self._ahead else self._summed()
         found: dict[str, float] = {}
-        for (table, one), of_table in zip(self._maps.items(), totals.tolist(), strict=True):
+        by_name = dict(zip(self._all_maps(), totals.tolist(), strict=True))
+        for table, one in self._maps.items():
+            of_table = by_name[_name(table)]
             names = {"used": USED, "evicted": EVICTED, "overflowed": OVERFLOWED}
             found |= {f"ids/{table}/{name}": float(of_table[place]) for name, place in names.items()}
             found[f"ids/{table}/free"] = float(one.blocks.rows - 1 - of_table[USED])
+            if table in self._waiting:
+                found[f"ids/{table}/waiting"] = float(by_name[_name(table, WAITING)][USED])
         return found
 
     def _undo(self) -> None:
-        for one in reversed(self._ahead):
-            for table, change in one.changes.items():
-                self._maps[table].undo(change)
+        for step in reversed(self._ahead):
+            for one, change in reversed(step.changes):
+                one.undo(change)
         self._totals[:] = self._summed()
-        for one in self._maps.values():
+        for one in self._all_maps().values():
             one.totals[:] = 0
 
     def _summed(self) -> np.ndarray:
-        """Returns the totals of all ranks, `[tables, 3]`."""
+        """Returns the totals of all ranks, `[maps, 3]`."""
         return self._totals + self._exchange.sum(self._gained())
 
     def _gained(self) -> np.ndarray:
-        return np.stack([one.totals for one in self._maps.values()])
+        return np.stack([one.totals for one in self._all_maps().values()])
+
+    def _all_maps(self) -> dict[str, RowMap]:
+        """Returns the maps of rows and those of waiting ids, by the beginning of their names in checkpoints."""
+        waiting = {_name(table, WAITING): one.counted for table, one in self._waiting.items()}
+        return {_name(table): one for table, one in self._maps.items()} | waiting
 
     def _begin_map(self, table: str, blocks: Blocks, evict: str) -> None:
         ranks, first = self._context.world_size, self._first_rank(table)
-        one = RowMap(blocks, evict, (self._context.rank - first) % ranks, ranks)
-        owners = [(rows, (first + part) % ranks) for part in range(ranks) for rows in blocks.part(part, ranks).rows]
-        self._maps[table] = one
-        for key, values in zip(("ids", "last_used", "counts"), one.state, strict=True):
-            name = f"managed.{name_in_model(table)}.{key}"
-            self._tensors.pop(name, None)
-            if len(values):  # without rows of the table this rank lacks the name, as of a table without a shard here
-                self._tensors[name] = with_rows_elsewhere(torch.from_numpy(values), owners, self._context)
+        part = (self._context.rank - first) % ranks
+        self._maps[table] = RowMap(blocks, evict, part, ranks)
+        if after := self._admit_after.get(table):
+            self._waiting[table] = Waiting(RowMap(blocks, evict, part, ranks), after)
+        owners = [(rows, (first + one) % ranks) for one in range(ranks) for rows in blocks.part(one, ranks).rows]
+        for start in (_name(table), _name(table, WAITING)) if after else (_name(table),):
+            for key, values in zip(("ids", "last_used", "counts"), self._all_maps()[start].state, strict=True):
+                name = f"managed.{start}{key}"
+                self._tensors.pop(name, None)
+                if len(values):  # without rows of the table this rank lacks the name, as of a table without a shard
+                    self._tensors[name] = with_rows_elsewhere(torch.from_numpy(values), owners, self._context)
 
     def _first_rank(self, table: str) -> int:
         """Returns the rank with the first blocks of a table, so that small tables are on different ranks."""
@@ -222,16 +249,21 @@ class ManagedIds(IdMap):
                 part.copy_(values)
         return replace(batch, sparse=with_values(batch.sparse, rows))
 
-    def _to_shards(self, changes: dict[str, Change]) -> dict[str, np.ndarray]:
+    def _to_shards(self, evicted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Sends the rows that were taken from ids to the ranks that hold these rows, and returns those of this rank."""
-        held = [self._holders[table].of(change.evicted) for table, change in changes.items()]
+        held = [self._holders[table].of(rows) for table, rows in evicted.items()]
         ranks, rows = (np.concatenate(one) for one in zip(*held, strict=True))
         tables = np.repeat(np.arange(len(held)), [len(of_table) for _, of_table in held])
         order = ranks.argsort(kind="stable")
         to = np.bincount(ranks, minlength=self._context.world_size)
         come = self._exchange.rows(to[:, None])[:, 0]
         taken = self._exchange.rows(np.stack([tables, rows], 1)[order], to, come)
-        return {table: taken[taken[:, 0] == number, 1] for number, table in enumerate(changes)}
+        return {table: taken[taken[:, 0] == number, 1] for number, table in enumerate(evicted)}
+
+
+def _name(table: str, kind: str = "") -> str:
+    """Returns the beginning of the names of a map's tensors in checkpoints, behind `managed.`."""
+    return f"{name_in_model(table)}.{kind}"
 
 
 def _without_cache(table: str, plan: ParameterSharding) -> ParameterSharding:

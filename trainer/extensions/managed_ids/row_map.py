@@ -25,6 +25,7 @@ RECENT, RECENT_SHARE = 4096, 8  # new ids are kept apart up to this number, or t
 # Seen ids per row of the table that halve the count of an absent id, so that ids which were frequent once leave.
 # On streams of ids by Zipf's law, with half or none of the ids replaced by new ids, 8 to 30 kept the most ids in use.
 HALF_LIFE = 16
+LET_GO_STATE = np.array([[FREE], [0], [LET_GO]])  # of a row whose id was let go
 LARGEST = (1 << 31) - 1  # largest count that still makes a difference in the choice of rows, and largest step
 
 
@@ -81,6 +82,11 @@ class RowMap:
         places = self._places.of(ids)
         return np.where(places == NOWHERE, SHARED, self._part.rows_at(places))
 
+    def counts_of(self, ids: np.ndarray, step: int, seen: int) -> np.ndarray:
+        """Returns the counts of ids before a step with `seen` ids, `[N]` int64, 0 for ids without a row."""
+        places = self._places.of(ids)
+        return np.where(places == NOWHERE, 0, self._aged(self.state[:, places], step, seen))
+
     def update(
         self, ids: np.ndarray, counts: np.ndarray, step: int, seen: int, unused_since: int | None = None
     ) -> Change:
@@ -112,7 +118,7 @@ class RowMap:
         rest, touched = np.append(given, let_go), np.concatenate([used, given, let_go])
         before = np.concatenate([before_used, self.state[:, rest]], 1)
         self.state[:, given] = ids[new], np.full(len(new), step), counts[new]
-        self.state[:, let_go] = np.array([[FREE], [0], [LET_GO]])
+        self.state[:, let_go] = LET_GO_STATE
         self._places.add(ids[new], given)
         if len(let_go):
             self._choice.forget()
@@ -122,6 +128,16 @@ class RowMap:
         self.totals += gained
         evicted = self._part.rows_at(given[kinds != UNTOUCHED])
         return Change(touched, before, self.state[:, touched], evicted, gained)
+
+    def release(self, ids: np.ndarray) -> Change:
+        """Takes the rows of ids, which other ids can have at once. Ids without a row stay as they are."""
+        places = self._places.of(ids)
+        places = places[places != NOWHERE]
+        before, gained = self.state[:, places], np.array([-len(places), 0, 0])
+        self.state[:, places] = LET_GO_STATE
+        self.totals += gained
+        self._choice.forget()
+        return Change(places, before, self.state[:, places], places[:0], gained)
 
     def undo(self, change: Change) -> None:
         """Undoes the latest change."""

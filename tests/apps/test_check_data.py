@@ -212,6 +212,16 @@ def null_weight(made):
     made.change("importance", lambda weight, _: [None if n == 3 else value for n, value in enumerate(weight)])
 
 
+def negative_cost(made):
+    made.data["even_steps"] = {"cost": made.data.pop("weight")}
+    negative_weight(made)
+
+
+def null_cost(made):
+    made.data["balance"] = {"cost": made.data.pop("weight")}
+    null_weight(made)
+
+
 def all_zero_weights(made):
     made.change("importance", lambda weight, _: np.zeros(len(weight)))
 
@@ -253,6 +263,8 @@ FAULTS = {
     negative_weight: ("error", "weight negative", "importance", "train"),
     zero_weights: ("warning", "weight zero", "importance", "validation"),
     null_weight: ("error", "weight null", "importance", "train"),
+    negative_cost: ("error", "cost negative", "importance", "train"),
+    null_cost: ("error", "cost null", "importance", "train"),
     all_zero_weights: ("error", "weight zero", "importance", "train"),
 }
 FOLLOWS = {

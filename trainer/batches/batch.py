@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from trainer.batches.rows import NO_ID, Rows, empty, join_bags
-from trainer.config.data import CatalogueConfig, DataConfig
+from trainer.config.data import BalanceConfig, CatalogueConfig, DataConfig, EvenStepsConfig
 from trainer.rules.id_lists import ids_in, pooling_weights, weights_of
 
 # Why pinned memory is allocated here and filled by NumPy: `Tensor.pin_memory` copies, and starts a thread on every core
@@ -292,7 +292,8 @@ def features_only(config: DataConfig, names: Collection[str] | None = None) -> D
         for kind in ("dense", "sparse")
     }
     nothing = {"labels": [], "numeric_labels": [], "classes": {}, "groups": [], "weight": None}
-    return config.model_copy(update=kept | nothing | {"catalogue": CatalogueConfig()})
+    defaults = {"catalogue": CatalogueConfig(), "balance": BalanceConfig(), "even_steps": EvenStepsConfig()}
+    return config.model_copy(update=kept | nothing | defaults)
 
 
 def batches_of_share(rows: Rows, data: DataConfig, rank: int, world_size: int, size: int) -> Iterator[Batch]:

@@ -69,6 +69,7 @@ def decode(
         bags,
         _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order, pool),
         hard if order is None else hard[:, order],
+        _stack(chunk, [partial(_cost, name) for name in config.costs], np.float32, order, pool),
     )
 
 
@@ -146,6 +147,12 @@ def _weight(name: str | None, chunk: Chunk) -> np.ndarray:
     values = _numbers_without_null(name, chunk, "a weight")
     good = np.isfinite(values) & (values >= 0)
     return factors * chunk.check(name, values, good, "is not a weight; weights are finite and at least 0")
+
+
+def _cost(name: str, chunk: Chunk) -> np.ndarray:
+    """Returns the cost of each row, `[R]` float32."""
+    values = _numbers_without_null(name, chunk, "a cost")
+    return chunk.check(name, values, np.isfinite(values) & (values >= 0), "is not a cost; costs are at least 0")
 
 
 def _numbers_without_null(name: str, chunk: Chunk, what: str) -> np.ndarray:

@@ -86,14 +86,15 @@ class Loader:
         balance: BalanceConfig | None = None,
     ) -> None:
         self._files, self._config, self._lanes = files, config, lanes
-        self._balance = balance if balance and balance.features and world_size > 1 else None
+        self._balance = balance if balance and balance.is_on and world_size > 1 else None
         self._rank, self._world_size = rank, world_size
         everything = Share(range(lanes.lanes), slice=0, slices=1)
         self._share = everything if self._balance else share_of(rank, world_size, lanes.lanes)
         self._seed, self._shuffle, self._negatives = seed, shuffle, negatives
-        self._even_steps = config.even_steps if shuffle and config.even_steps.features else None
+        self._even_steps = config.even_steps if shuffle and config.even_steps.is_on else None
         self._lists = files.files[0].lists
-        are_alike = not self._lists and negatives is None and self._share.slices == 1
+        is_plain = not self._lists and negatives is None and self._balance is None
+        are_alike = is_plain and self._share.slices == 1
         for key, section in (("data.balance", self._balance), ("data.even_steps", self._even_steps)):
             for name in section.features if section else ():
                 if name not in self._lists:
@@ -168,7 +169,7 @@ class Loader:
         if self._balance is None:
             return lanes, self._rank
         whole = Rows.join(lanes)
-        places = dealt(costs(whole, self._balance), self._world_size)[self._rank]
+        places = dealt(costs(whole, self._balance, self._config.costs), self._world_size)[self._rank]
         return [whole.take(places)], places
 
     def locate(self, step: int, position: int) -> str:
@@ -201,7 +202,7 @@ class Loader:
         with ThreadPoolExecutor(1) as pool:
             streams = self._streams(epoch, [range(step, step + 1)], _Pools(pool))
             rows = Rows.join([next(stream) for stream in streams])
-        return int(dealt(costs(rows, self._balance), self._world_size).reshape(-1)[position])
+        return int(dealt(costs(rows, self._balance, self._config.costs), self._world_size).reshape(-1)[position])
 
     def _slice(self, rows: Rows) -> Rows:
         """Returns this rank's slice of the rows of a lane in a step."""
@@ -248,7 +249,7 @@ class Loader:
         """Regroups the order of the rows in a window so that the steps cost about the same."""
         assert self._even_steps is not None
         sizes = self._lanes.samples_of_steps(window.start, window.stop)
-        return dealt_to_steps(order, costs(rows, self._even_steps), sizes)
+        return dealt_to_steps(order, costs(rows, self._even_steps, self._config.costs), sizes)
 
     def _decode(
         self, epoch: int, pool: ThreadPoolExecutor | None, row_slice: RowSlice, order: np.ndarray | None

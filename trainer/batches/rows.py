@@ -77,6 +77,7 @@ class Rows:
         bags: Features with a list of ids per row, by name, `[R]` lists each: of ids, or of ids with weights.
         groups: Columns that group rows, `[G, R]` int64.
         hard_negatives: Items that are negatives of the row, `[H, R]` int64; NO_ITEM if it has fewer.
+        costs: Columns with costs of rows, `[C, R]` float32.
     """
 
     numbers: np.ndarray
@@ -84,21 +85,24 @@ class Rows:
     bags: dict[str, pa.LargeListArray]
     groups: np.ndarray
     hard_negatives: np.ndarray
+    costs: np.ndarray
 
     def __len__(self) -> int:
         return self.numbers.shape[1]
 
     def slice(self, start: int, stop: int) -> "Rows":
         """Returns the rows in `[start, stop)`, without a copy."""
-        here, bags = slice(start, stop), {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
-        return Rows(self.numbers[:, here], self.ids[:, here], bags, self.groups[:, here], self.hard_negatives[:, here])
+        bags = {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
+        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives, self.costs)
+        numbers, ids, *others = (block[:, start:stop] for block in blocks)
+        return Rows(numbers, ids, bags, *others)
 
     def take(self, places: np.ndarray) -> "Rows":
         """Returns the rows at some places, in the order of the places."""
         bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
-        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives)
-        numbers, ids, groups, hard_negatives = (_take_block(block, places) for block in blocks)
-        return Rows(numbers, ids, bags, groups, hard_negatives)
+        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives, self.costs)
+        numbers, ids, *others = (_take_block(block, places) for block in blocks)
+        return Rows(numbers, ids, bags, *others)
 
     def fill(self, data: DataConfig, rows: "Rows", columns: DataConfig) -> None:
         """Copies dense features, single ids and groups of other rows into the first of these rows.
@@ -118,7 +122,7 @@ class Rows:
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
-        """Returns rows of weight 0 without ids; `lists` names the features in bags."""
+        """Returns rows of weight and cost 0 without ids; `lists` names the features in bags."""
         numbers = len(config.dense) + len(config.labels) + 1
         return Rows(
             np.zeros((numbers, rows), np.float32),
@@ -126,6 +130,7 @@ class Rows:
             {name: pa.array([[]] * rows, _list_type(config, name)) for name in lists},
             np.zeros((len(config.groups), rows), np.int64),
             np.full((config.catalogue.hard, rows), NO_ITEM, np.int64),
+            np.zeros((len(config.costs), rows), np.float32),
         )
 
     @staticmethod
@@ -139,6 +144,7 @@ class Rows:
             join_bags([part.bags for part in parts]),
             join_blocks([part.groups for part in parts]),
             join_blocks([part.hard_negatives for part in parts]),
+            join_blocks([part.costs for part in parts]),
         )
 
 

@@ -80,8 +80,16 @@ def _hull(group: RowGroup, slices: Sequence[RowSlice]) -> RowSlice:
     return RowSlice(group, min(one.start for one in slices), max(one.stop for one in slices))
 
 
-def costs(rows: Rows, config: BalanceConfig | EvenStepsConfig) -> np.ndarray:
-    """Returns the cost of each row, `[R]` float64."""
+def costs(rows: Rows, config: BalanceConfig | EvenStepsConfig, columns: Sequence[str]) -> np.ndarray:
+    """Returns the cost of each row, `[R]` float64.
+
+    Args:
+        rows: The rows.
+        config: What makes the cost.
+        columns: The columns of `rows.costs`.
+    """
+    if config.cost:
+        return rows.costs[columns.index(config.cost)].astype(np.float64)
     total = np.zeros(len(rows))
     for name in config.features:
         lengths = rows.bags[name].value_lengths().to_numpy(zero_copy_only=False).astype(np.float64)

@@ -103,7 +103,7 @@ class CatalogueConfig(Section):
 class BalanceConfig(Section):
     """Which rank computes which samples of a step: those of its lanes, or samples of equal cost.
 
-    A step has the same samples either way, and the same loss but for rounding, so that both keys may change on resume.
+    A step has the same samples either way, and the same loss but for rounding, so that the keys may change on resume.
     """
 
     features: Annotated[list[str], MayChange] = []
@@ -111,18 +111,37 @@ class BalanceConfig(Section):
     and keeps its own. Unset: a rank takes the samples of its lanes."""
     squares: Annotated[pydantic.NonNegativeFloat, MayChange] = 0.0
     """How much the square of a length costs beside the length itself, as attention's does: 0.01 for l + 0.01 l^2."""
+    cost: Annotated[str | None, MayChange] = None
+    """Instead: column with the cost of each sample, a number of at least 0."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether samples are dealt by cost."""
+        return bool(self.features or self.cost)
 
 
 class EvenStepsConfig(Section):
     """Which samples of a shuffle window make a step: the next ones, or samples that cost as much as any other step's.
 
-    Both keys decide the order of samples, and may not change on resume.
+    The keys decide the order of samples, and may not change on resume.
     """
 
     features: list[str] = []
     """Sparse features with lists whose lengths make the cost of a sample. Unset: the samples that come next."""
     squares: pydantic.NonNegativeFloat = 0.0
     """How much the square of a length costs beside the length itself, as in data.balance."""
+    cost: str | None = None
+    """Instead: column with the cost of each sample, a number of at least 0."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether samples are dealt by cost."""
+        return bool(self.features or self.cost)
+
+
+def _by(section: BalanceConfig | EvenStepsConfig, key: str) -> str:
+    """Returns what makes the cost of a sample, as a key with its value."""
+    return f"{key}.cost is '{section.cost}'" if section.cost else f"{key}.features is {section.features}"
 
 
 class DataConfig(Section):
@@ -214,20 +233,25 @@ class DataConfig(Section):
                     raise InputError(
                         f"{key}.features names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
                     )
+            if section.features and section.cost:
+                raise InputError(
+                    f"{key}.features is {section.features} and {key}.cost is '{section.cost}', of which one makes the "
+                    "cost of a sample; leave one of them out"
+                )
             if section.squares and not section.features:
                 raise InputError(
                     f"{key}.squares is {section.squares}, but {key}.features is empty; name features with lists, or "
                     "leave it out"
                 )
-        if even_steps.features and not self.shuffle:
+        if even_steps.is_on and not self.shuffle:
             raise InputError(
-                f"data.even_steps.features is {even_steps.features}, but data.shuffle is false, which keeps the order "
-                "of the files; leave one of them out"
+                f"{_by(even_steps, 'data.even_steps')}, but data.shuffle is false, which keeps the order of the files; "
+                "leave one of them out"
             )
-        if balance.features and self.catalogue.negatives + self.catalogue.hard:
+        if balance.is_on and self.catalogue.negatives + self.catalogue.hard:
             raise InputError(
-                f"data.balance.features is {balance.features}, but data.catalogue gives each lane its negatives, which "
-                "go with the samples of the lane; leave one of them out"
+                f"{_by(balance, 'data.balance')}, but data.catalogue gives each lane its negatives, which go with the "
+                "samples of the lane; leave one of them out"
             )
 
     def _check_shared_table(self, name: str, feature: SparseFeature) -> None:
@@ -368,10 +392,15 @@ class DataConfig(Section):
         )
 
     @property
+    def costs(self) -> list[str]:
+        """The columns with costs of samples."""
+        return list(dict.fromkeys(one.cost for one in (self.balance, self.even_steps) if one.cost))
+
+    @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
         beside = (name for one in self.sparse.values() for name in columns_beside(one).values())
-        others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives) if name]
+        others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives, *self.costs) if name]
         features = [*self.dense.items(), *self.sparse.items()]
         read = [column for name, feature in features for column in columns_of(name, feature)]
         found = list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))

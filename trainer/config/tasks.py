@@ -140,11 +140,11 @@ def check_task(key: str, task: TaskConfig, data: DataConfig) -> None:
     """
     if task.loss not in LOSS_KINDS and ":" not in task.loss:
         raise InputError(f"{key}.loss is '{task.loss}'{nearest(task.loss, LOSS_KINDS, OWN)}")
-    if data.balance.features and task.compares_samples and task.across == "lane":
+    if data.balance.is_on and task.compares_samples and task.across == "lane":
+        by = f"cost is '{data.balance.cost}'" if data.balance.cost else f"features is {data.balance.features}"
         raise InputError(
-            f"{key}.loss is '{task.loss}', which compares the samples of a lane, but data.balance.features is "
-            f"{data.balance.features}, which deals them to several ranks; set {key}.across to 'batch', or leave "
-            "data.balance out"
+            f"{key}.loss is '{task.loss}', which compares the samples of a lane, but data.balance.{by}, which deals "
+            f"them to several ranks; set {key}.across to 'batch', or leave data.balance out"
         )
     _check_columns(key, task, data)
     _check_options(key, task)

@@ -62,6 +62,8 @@ def uses(config: DataConfig) -> list[Use]:
     if hard := config.catalogue.hard_negatives:
         found.append(Use("data.catalogue.hard_negatives", hard, True))
     found += [Use(f"data.labels.{name}", name, name in config.classes) for name in config.labels]
+    sections = {"data.balance": config.balance, "data.even_steps": config.even_steps}
+    found += [Use(f"{key}.cost", section.cost, False) for key, section in sections.items() if section.cost]
     return [*found, Use("data.weight", config.weight, False)] if config.weight else found
 
 
@@ -91,9 +93,9 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
         if schema.names.count(name) != 1:
             number = "no column" if name not in schema.names else "more than one column"
             raise InputError(f"{file}: {number} '{name}'; the file has: {some_of(schema.names)}")
-    weight = [config.weight] if config.weight else []
+    beside = [*([config.weight] if config.weight else []), *config.costs]
     features = _check_features(file, schema, config)
-    for name in (*features, *(name for name in config.labels if name not in config.classes), *weight):
+    for name in (*features, *(name for name in config.labels if name not in config.classes), *beside):
         dtype = schema.field(name).type
         empty = pa.types.is_null(plain_type(dtype)) and name in features
         if not (is_number(dtype) or empty):

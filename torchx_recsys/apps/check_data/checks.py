@@ -37,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     column_checks.check_weight_nulls,
     column_checks.check_negative_weights,
     column_checks.check_zero_weights,
+    column_checks.check_costs,
     id_checks.check_unique,
     id_checks.check_small_tables,
     id_checks.check_shared_rows,

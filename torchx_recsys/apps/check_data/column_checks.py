@@ -59,6 +59,7 @@ def check_not_finite(checked: Checked) -> Iterator[Finding]:
     config = checked.config
     remedies = dict.fromkeys(config.dense, "write a null where there is no number, and set 'missing'")
     remedies |= dict.fromkeys(config.labels, "leave these rows out") | {config.weight: "write 0 or 1"}
+    remedies |= dict.fromkeys(config.costs, "write the mean where the cost is not known")
     for profile, measured, tally in checked.columns(remedies):
         for check, count in (("not a number", tally.nan), ("infinite", tally.infinite)):
             if count:
@@ -147,6 +148,19 @@ def check_negative_weights(checked: Checked) -> Iterator[Finding]:
             found = f"the smallest weight is {tally.minimum:g}; none may be below 0"
             remedy = "look at how the weight is made"
             yield Finding("error", "weight negative", measured.name, profile.name, found, remedy)
+
+
+def check_costs(checked: Checked) -> Iterator[Finding]:
+    """Finds costs of samples that are null or negative, which training refuses."""
+    for profile, measured, tally in checked.columns(checked.config.costs):
+        if tally.nulls:
+            found = f"{plural(tally.nulls, 'row')} without a cost"
+            remedy = "write the mean where the cost is not known"
+            yield Finding("error", "cost null", measured.name, profile.name, found, remedy)
+        if tally.minimum < 0:
+            found = f"the smallest cost is {tally.minimum:g}; none may be below 0"
+            remedy = "look at how the cost is made"
+            yield Finding("error", "cost negative", measured.name, profile.name, found, remedy)
 
 
 MOSTLY_ZERO = 0.5

@@ -52,8 +52,9 @@ class Report:
 
 
 def role_of(name: str, config: DataConfig) -> str:
-    """Returns the use of a column: dense, sparse, label, weight, group, or `-`."""
+    """Returns the use of a column: dense, sparse, label, weight, cost, group, or `-`."""
     roles = {"dense": config.dense, "sparse": config.sparse, "label": config.labels, "weight": [config.weight]}
+    roles["cost"] = config.costs
     return next((role for role, names in roles.items() if name in names), "group" if name in config.groups else "-")
 
 

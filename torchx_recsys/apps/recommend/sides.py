@@ -111,7 +111,14 @@ def joined(parts: Sequence[tuple[Rows, DataConfig]], data: DataConfig) -> Rows:
     found = Rows.padding(len(parts[0][0]), data, [name for name in data.sparse if name in bags])
     for rows, features in parts:
         found.fill(data, rows, features)
-    return Rows(found.numbers, found.ids, {name: bags[name] for name in found.bags}, found.groups, found.hard_negatives)
+    return Rows(
+        found.numbers,
+        found.ids,
+        {name: bags[name] for name in found.bags},
+        found.groups,
+        found.hard_negatives,
+        found.costs,
+    )
 
 
 def paired(

@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "schedule": (
         "torchx_recsys.apps.runs.schedule:show_schedule",
-        "CONFIG: show the learning rates of a run, as a table and as charts, or draw them to a file.",
+        "CONFIG: show the learning rates of a run, as a table, charts or a drawing, and when it saves and evaluates.",
         "criteo_kaggle --train.steps 3000",
     ),
     "compare": (

@@ -131,7 +131,7 @@ def test_a_cost_is_a_number_of_at_least_0(runs, tmp_path, value, message):
     [
         (
             {"data__balance": {"cost": "c", "features": ["s0"]}},
-            "data.balance.features is ['s0'] and data.balance.cost is 'c', of which one makes the cost",
+            "data.balance.features is ['s0'] and data.balance.cost is 'c'; set one of them",
         ),
         ({"data__even_steps": {"cost": "c", "squares": 1.0}}, "data.even_steps.squares is 1.0, but"),
         (

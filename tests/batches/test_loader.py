@@ -454,7 +454,7 @@ def test_shared_rows_are_decoded_once_and_given_up_after_their_last_use():
         assert order is None
         made.append(part)
         numbers = np.arange(part.start, part.stop, dtype=np.float32)[None]
-        return Rows(numbers, np.empty((0, len(part)), np.int32), {}, *np.empty((2, 0, len(part)), np.int64))
+        return Rows(numbers, np.empty((0, len(part)), np.int32), {}, *np.empty((3, 0, len(part)), np.int64))
 
     kept = SharedRows(RowSlice(group, 2, 9), 2, decode)
     assert kept.take(RowSlice(group, 5, 9)).numbers.tolist() == [[5, 6, 7, 8]]

@@ -235,8 +235,7 @@ class DataConfig(Section):
                     )
             if section.features and section.cost:
                 raise InputError(
-                    f"{key}.features is {section.features} and {key}.cost is '{section.cost}', of which one makes the "
-                    "cost of a sample; leave one of them out"
+                    f"{key}.features is {section.features} and {key}.cost is '{section.cost}'; set one of them"
                 )
             if section.squares and not section.features:
                 raise InputError(

@@ -155,22 +155,15 @@ def _check_segments(config: Config) -> None:
                 f"{key} is set, and so is data.segments.path, whose segments are what is trained and evaluated on; "
                 "set one of them"
             )
-    evaluate, saves = config.evaluate, config.checkpoint
-    for key, value, instead in (
-        (
-            "checkpoint.every_epochs",
-            saves.every_epochs,
-            "a save follows each segment; leave it out, or use every_steps",
-        ),
-        (
-            "evaluate.every_epochs",
-            evaluate.every_epochs,
-            "segments are of any length; use every_steps or every_samples",
-        ),
-        ("evaluate.at_saves", evaluate.at_saves, "a save also follows each segment; use every_steps or every_samples"),
-    ):
-        if value:
-            raise InputError(f"{key} is {str(value).lower()}, but data.segments.path is set, and {instead}")
+    reasons = {
+        "checkpoint.every_epochs": "a save follows each segment; leave it out, or use every_steps",
+        "evaluate.every_epochs": "segments are of any length; use every_steps or every_samples",
+        "evaluate.at_saves": "a save also follows each segment; use every_steps or every_samples",
+    }
+    for key, why in reasons.items():
+        section, _, name = key.partition(".")
+        if value := getattr(getattr(config, section), name):
+            raise InputError(f"{key} is {str(value).lower()}, but data.segments.path is set, and {why}")
     _check_ahead(config)
     for key, optimizer in {"dense": config.optimizer.dense, "sparse": config.optimizer.sparse}.items():
         if optimizer.schedule.unit == "epochs":

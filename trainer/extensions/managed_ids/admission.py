@@ -30,11 +30,12 @@ class Waiting:
 
         Args:
             table: The map of the rows.
-            ids: As for `RowMap.update`, as all that follow.
-            counts: The same.
-            step: The same.
-            seen: The same.
-            unused_since: The same; the ids that it applies to lose their counts, too.
+            ids: The distinct ids of a global batch in these blocks, ascending, `[N]` int64.
+            counts: Occurrences of each id in the batch, `[N]`.
+            step: Number of the step.
+            seen: Occurrences of all ids of the table in the batch.
+            unused_since: Other ids whose last step is this or earlier lose their rows and counts. Unset: they keep
+                them.
 
         Returns:
             The changes of both maps in their order; the first is of the rows.
@@ -43,7 +44,7 @@ class Waiting:
         total = np.where(has_row, counts, counts + self.counted.counts_of(ids, step, seen))
         asks = has_row | (total >= self._after)
         given = table.update(ids[asks], total[asks], step, seen, unused_since)
-        # Those that ask in vain, as all rows of their block are in use, keep their counts and ask again.
+        # If all rows of a block are in use by this batch, an id may ask in vain: it keeps its count and asks again.
         waits = table.rows_of(ids) == SHARED
         left = self.counted.release(ids[~waits & ~has_row])
         kept = self.counted.update(ids[waits], counts[waits], step, seen, unused_since)

@@ -74,7 +74,7 @@ def schedule(
     draw: str | None = None,
     overwrite: bool = False,
 ) -> AppDef:
-    """Shows the learning rates of a configuration over a run: a table, charts, and a drawing; its saves and evaluations.
+    """Shows the learning rates of a run as a table, charts and a drawing, and the steps of its saves and evaluations.
 
     Example: torchx run -s local_cwd tools.schedule --config criteo_kaggle -- --train.steps 3000
 

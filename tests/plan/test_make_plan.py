@@ -50,6 +50,15 @@ def test_every_table_gets_the_type_that_it_asks_for(tmp_path):
     assert [table.sharding_type for table in table_plans(plan).values()] == KINDS
 
 
+def test_every_table_gets_the_kernel_that_is_set_for_all_unless_it_has_its_own(tmp_path):
+    _, plan = planned(tmp_path, ranks=1, local=1)
+    assert {table.compute_kernel for table in table_plans(plan).values()} == {"fused"}
+    tables = {"s1": {"compute_kernels": ["fused"]}}
+    _, plan = planned(tmp_path, planner__compute_kernels=["dense"], planner__tables=tables)
+    kernels = [table.compute_kernel for table in table_plans(plan).values()]
+    assert kernels == ["dense", "fused", "dense", "dense", "dense", "dense"]
+
+
 def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
     task, plan = one_of_each(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan, table_shapes(task), 4)))
@@ -135,15 +144,25 @@ def test_uneven_shards_of_rows_are_refused(tmp_path):
     [
         (
             {"planner__tables": {"s0": {"compute_kernels": ["key_value"]}}},
-            "planner.tables.s0.compute_kernels holds 'key_value'; known: dense, fused, fused_uvm, fused_uvm_caching",
+            "planner.tables.s0.compute_kernels holds 'key_value', which is no compute kernel; known: dense, fused, "
+            "fused_uvm, fused_uvm_caching",
         ),
         (
-            {"planner__tables": {"s0": {"compute_kernels": ["fused_uvm"]}}},
-            "planner.tables.s0: none of its compute_kernels can be used with its sharding_types on cpu",
+            {"planner__compute_kernels": ["fuzed"]},
+            "planner.compute_kernels holds 'fuzed', which is no compute kernel; did you mean 'fused'?",
         ),
         (
-            {"planner__tables": {"s0": {"compute_kernels": ["fused"], "sharding_types": ["data_parallel"]}}},
-            "planner.tables.s0: none of its compute_kernels",
+            {"planner__tables": {"s0": {"compute_kernels": ["fused_uvm"], "sharding_types": ["row_wise"]}}},
+            "table 's0' may have the compute kernels fused_uvm and the sharding types row_wise, of which none go "
+            "together on cpu; change planner.compute_kernels or planner.sharding_types, or those of planner.tables.s0",
+        ),
+        (
+            {"planner__compute_kernels": ["fused_uvm"]},
+            "table 's0' may have the compute kernels fused_uvm and the sharding types data_parallel, table_wise, row",
+        ),
+        (
+            {"planner__compute_kernels": ["fused"], "planner__mode": "data_parallel"},
+            "table 's0' may have the compute kernels fused and the sharding types data_parallel, of which none go",
         ),
         (
             {"model__embedding_dim": 6, "planner__sharding_types": ["table_wise"]},

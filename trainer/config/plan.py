@@ -48,6 +48,8 @@ class PlannerConfig(Section):
     """A plan.json to use instead of planning, with its ranks and kernels."""
     sharding_types: Annotated[list[str], MayChange] = []
     """Sharding types to choose from for every table. Empty: all, but column shards only without row-wise state."""
+    compute_kernels: Annotated[list[str], MayChange] = []
+    """Compute kernels to choose from for every table, as in planner.tables.NAME. Empty: all that the device has."""
     tables: dict[str, TablePlan] = {}
     """Choices for single tables, by table name; they replace the choices for all."""
     min_columns: Annotated[pydantic.PositiveInt | None, MayChange] = None

@@ -122,15 +122,18 @@ def check_planner(data: DataConfig, config: PlannerConfig) -> None:
         )
     tables = set(data.features_of_tables())
     choices = {"planner.sharding_types": config.sharding_types}
+    kernels = {"planner.compute_kernels": config.compute_kernels}
     for name, table in config.tables.items():
         if name not in tables:
             raise InputError(f"planner.tables.{name}: there is no such table{nearest(name, tables)}")
         choices[f"planner.tables.{name}.sharding_types"] = table.sharding_types
-        for kernel in set(table.compute_kernels) - set(KERNELS):
-            raise InputError(f"planner.tables.{name}.compute_kernels holds '{kernel}'{nearest(kernel, KERNELS)}")
+        kernels[f"planner.tables.{name}.compute_kernels"] = table.compute_kernels
     for key, types in choices.items():
         for kind in set(types) - set(SHARDING_TYPES):
             raise InputError(f"{key} holds '{kind}', which is no sharding type{nearest(kind, SHARDING_TYPES)}")
+    for key, names in kernels.items():
+        for kernel in set(names) - set(KERNELS):
+            raise InputError(f"{key} holds '{kernel}', which is no compute kernel{nearest(kernel, KERNELS)}")
 
 
 def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Problem) -> str:

@@ -203,7 +203,7 @@ def kinds_of(table: str, planner: PlannerConfig) -> list[str]:
 
 def _kernels(table: str, optimizer: OptimizerConfig, planner: PlannerConfig, is_managed: bool) -> list[str]:
     """Returns the kernels that a table may have; empty if it may have all."""
-    if kernels := planner.tables.get(table, TablePlan()).compute_kernels:
+    if kernels := planner.tables.get(table, TablePlan()).compute_kernels or planner.compute_kernels:
         return kernels
     # Averages and managed ids need all rows in one place; a cache would hold the newest values of some.
     return [kernel for kernel in KERNELS if kernel != "fused_uvm_caching"] if optimizer.ema.tables or is_managed else []
@@ -220,7 +220,7 @@ def check_options(problem: Problem) -> None:
             continue
         if table.columns % LANES:
             raise odd_columns(table.name, table.columns)
-        raise no_option(table.name, problem.cluster.device_type)
+        raise no_option(table, problem.cluster.device_type)
 
 
 def odd_columns(table: str, columns: int) -> InputError:
@@ -231,9 +231,11 @@ def odd_columns(table: str, columns: int) -> InputError:
     )
 
 
-def no_option(table: str, device: str) -> InputError:
+def no_option(table: Table, device: str) -> InputError:
     """Returns the error for a table whose allowed kernels and sharding types exclude each other."""
+    kernels, kinds = ", ".join(table.kernels or KERNELS), ", ".join(table.kinds)
     return InputError(
-        f"planner.tables.{table}: none of its compute_kernels can be used with its sharding_types on {device}; leave "
-        "one of the two out"
+        f"table '{table.name}' may have the compute kernels {kernels} and the sharding types {kinds}, of which none go "
+        f"together on {device}; change planner.compute_kernels or planner.sharding_types, or those of "
+        f"planner.tables.{table.name}"
     )

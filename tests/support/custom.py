@@ -47,6 +47,22 @@ class SumOfSequences(Sum):
         return self.head(torch.cat([*(pooled[feature] for feature in self.features), *sums], dim=1))
 
 
+class SumOfAll(SumOfSequences):
+    """The same, with the pooled embeddings of features whose table has sequences, too, after all others."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs)
+        self.pool = inputs.pool_sequences()
+        width = self.head.in_features + len(inputs.pooled_sequences) * inputs.sequences.embedding_dim()
+        self.head = nn.Linear(width, inputs.labels, device=inputs.device)
+
+    def forward(self, dense, sparse):
+        pooled, found = self.tables(sparse), self.sequences(sparse)
+        parts = [pooled[feature] for feature in self.features]
+        parts += [found[feature].to_padded_dense(length).sum(1) for feature, length in self.lengths.items()]
+        return self.head(torch.cat([*parts, self.pool(found, sparse)], dim=1))
+
+
 class Renamed(SumOfSequences):
     """The same, under a name by which checkpoints do not know its tables."""
 

@@ -6,7 +6,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import torch
-from custom import SumOfSequences
+from custom import SumOfAll
 from jobs import config, launch_rounds, losses, saved_tensors
 from table_reference import ReferenceTable
 from torch import nn
@@ -28,7 +28,10 @@ FEATURES = {
     "home": ("places", None, "sum", None),
     "tags": ("tags", None, "mean", None),
     "past": ("past", None, "none", 2),
+    "seen": ("past", "seen_weights", "mean", None),
+    "kept": ("past", None, "sum", 3),
 }
+WEIGHTS = ("film_weights", "show_weights", "seen_weights")
 SIZES = {"films": 40, "shows": 30, "places": 20, "tags": 10, "past": 15}
 OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise", "data_parallel": "table_wise"}
 CASES = {
@@ -46,10 +49,10 @@ CASES = {
 def random_columns() -> dict[str, list]:
     """Returns raw columns, with nulls among ids, lists and weights, weights of 0 and, for sums, below 0."""
     random = np.random.default_rng(0)
-    columns: dict[str, list] = {name: [] for name in (*FEATURES, "film_weights", "show_weights", "city_weight")}
+    columns: dict[str, list] = {name: [] for name in (*FEATURES, *WEIGHTS, "city_weight")}
     for row in range(ROWS):
-        for name, weights in (("films", "film_weights"), ("shows", "show_weights")):
-            ids = random.integers(0, SIZES[name], random.integers(0, 6)).tolist()
+        for name, weights in zip(("films", "shows", "seen"), WEIGHTS, strict=True):
+            ids = random.integers(0, SIZES[FEATURES[name][0]], random.integers(0, 6)).tolist()
             values = random.standard_normal(len(ids)).astype(np.float32)
             values = np.where(random.random(len(ids)) < 0.2, 0, values if name == "films" else abs(values)).tolist()
             if len(ids) > 1 and row % 5 == 0:
@@ -61,8 +64,8 @@ def random_columns() -> dict[str, list]:
         columns["city"].append(None if row % 9 == 0 else int(random.integers(0, 20)))
         columns["city_weight"].append(None if row % 18 == 0 else float(np.float32(random.standard_normal())))
         columns["home"].append(None if row % 8 == 0 else int(random.integers(0, 20)))
-        for name in ("tags", "past"):
-            columns[name].append(random.integers(0, SIZES[name], random.integers(0, 5)).tolist())
+        for name in ("tags", "past", "kept"):
+            columns[name].append(random.integers(0, SIZES[FEATURES[name][0]], random.integers(0, 5)).tolist())
     columns["label"] = random.integers(0, 2, ROWS).tolist()
     columns["row"] = list(range(ROWS))
     return columns
@@ -73,7 +76,7 @@ def write(folder, columns):
     (folder / "parquet").mkdir()
     (folder / "csv").mkdir()
     numbers = pa.list_(pa.float32())
-    types = {"film_weights": numbers, "show_weights": numbers, "city_weight": pa.float32()}
+    types = dict.fromkeys(WEIGHTS, numbers) | {"city_weight": pa.float32()}
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
     pq.write_table(table, folder / "parquet" / "rows.parquet", row_group_size=ROWS)
     # In text, a list has no nulls, and an empty one is null.
@@ -92,7 +95,7 @@ def settings(folder, kind="table_wise", optimizer="sgd", reader="parquet", **cha
         folder / reader,
         planner__sharding_types=[kind],
         planner__tables={"past": {"sharding_types": [OF_SEQUENCES.get(kind, kind)]}},
-        model={"name": "custom:SumOfSequences", "embedding_dim": DIMENSION},
+        model={"name": "custom:SumOfAll", "embedding_dim": DIMENSION},
         optimizer__sparse=options,
         train__steps=STEPS,
         **changes,
@@ -105,7 +108,7 @@ def settings(folder, kind="table_wise", optimizer="sgd", reader="parquet", **cha
         }
     tree["data"] |= {"dense": {}, "sparse": sparse, "groups": ["row"], "reader": reader}
     if reader == "csv":
-        lists = ["films", "film_weights", "shows", "show_weights", "tags", "past"]
+        lists = ["films", "shows", "tags", "past", "seen", "kept", *WEIGHTS]
         tree["data"]["csv"] = {"lists": lists, "cache": str(folder / "cache")}
     return tree
 
@@ -182,12 +185,14 @@ def reference(folder, columns: dict, kind: str, optimizer: str) -> dict[str, tor
     return tables
 
 
-def initial_model(found: Config) -> SumOfSequences:
+def initial_model(found: Config) -> SumOfAll:
     device = torch.device("cpu")
     tables, sequences = collections(found.data, found.model, device)
     torch.manual_seed(found.train.seed)
-    both = {"sequences": sequences, "sequence_features": found.data.sequences}
-    model = SumOfSequences(ModelInputs(tables, 0, found.data.pooled, ["label"], device, found.model, **both))
+    features = [name for name in found.data.pooled if name not in found.data.pooled_sequences]
+    more = {"sequences": sequences, "sequence_features": found.data.sequences}
+    more |= {"pooled_sequences": found.data.pooled_sequences}
+    model = SumOfAll(ModelInputs(tables, 0, features, ["label"], device, found.model, **more))
     initialize_tables(model, found.train.seed)
     return model
 
@@ -230,7 +235,7 @@ def test_predictions_are_those_of_float64(runs, columns, tmp_path):
     saved = {name.removeprefix("model.model."): value.double() for name, value in saved_tensors(out, STEPS).items()}
     vectors = []
     for name, (table, *_) in FEATURES.items():
-        collection = "sequences.embeddings" if name == "past" else "tables.embedding_bags"
+        collection = "sequences.embeddings" if table == "past" else "tables.embedding_bags"
         vectors.append(matrix(name, columns, [*range(ROWS)]) @ saved[f"{collection}.{table}.weight"].numpy())
     logits = np.concatenate(vectors, axis=1) @ saved["head.weight"][0].numpy() + saved["head.bias"].numpy()
     assert found["row"].to_pylist() == columns["row"]

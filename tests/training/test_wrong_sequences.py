@@ -52,6 +52,7 @@ def event(**keys):
 
 
 ACTED, OF_ITEMS = READ | times("s2", 5, rows=8), READ | sequence("s2", 5) | sequence("s3", 1)
+SHARED = {f"data__sparse__s2__{key}": value for key, value in {"rows": 100, "table": "s0", "pooling": "mean"}.items()}
 CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}}
 
 
@@ -61,8 +62,17 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         (sequence("s0", None), "max_ids is unset; set the length that a sequence has at most, 1 for a single id"),
         (sequence("s0", 0), "data.sparse.s0.max_ids is 0: input should be greater than 0"),
         (
-            DIN | {"data__sparse__s2__table": "s0", "data__sparse__s2__rows": 100},
-            "data.sparse.s2.pooling is sum, but data.sparse.s0.pooling is none and both use table 's0'; make them",
+            DIN | {"data__sparse__s2__table": "s0"},
+            "data.sparse.s2.rows is 102, but data.sparse.s0.rows is 100 and both use table 's0'; make them equal or",
+        ),
+        (
+            DIN | times("s2", 5) | {"data__sparse__s0__table": "s2", "data__sparse__s0__rows": 2**31 - 1},
+            "data.sparse.s2.pooling is raw, but data.sparse.s0.pooling is none and both use table 's2'; make them",
+        ),
+        (
+            CUSTOM | SHARED,
+            "data.sparse.s2.pooling is 'mean', and its table 's0' has sequences, too, but model.name is "
+            "'custom:SumOfSequences', a model that does not pool these; keep ModelInputs.pool_sequences() in it",
         ),
         (
             DIN | sequence("s1", 5, dimension=8),
@@ -98,7 +108,7 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         ),
         (
             DIN | {"planner__mode": "data_parallel"},
-            "planner.mode has data_parallel, which table 's0' cannot have: its pooling is 'none'; TorchRec shards",
+            "planner.mode has data_parallel, which table 's0' cannot have: data.sparse.s0.pooling is 'none'; TorchRec",
         ),
         (
             DIN | {"planner__tables": {"s1": {"sharding_types": ["grid_shard"]}}},

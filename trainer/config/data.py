@@ -259,6 +259,8 @@ class DataConfig(Section):
         of_one = lists_ids(feature) or lists_ids(self.sparse[first])
         for key in ("rows", "dimension", "pooling", *(("ids", "vocabulary", "evict", "admit_after") if of_one else ())):
             here, there = getattr(feature, key), getattr(self.sparse[first], key)
+            if key == "pooling" and "raw" not in (here, there) and self.holds_sequences(self.table_of(name)):
+                continue  # the model pools, and each feature in its own way
             if here != there:
                 raise InputError(
                     f"data.sparse.{name}.{key} is {here}, but data.sparse.{first}.{key} is {there} and both use "
@@ -354,13 +356,19 @@ class DataConfig(Section):
         return features
 
     def holds_sequences(self, table: str) -> bool:
-        """Returns whether a table's features are sequences; else all of them are pooled."""
-        return self.features_of_tables()[table][0] in self.sequences
+        """Returns whether a table gives the embeddings of ids one by one, as one of its features is a sequence."""
+        return any(self.table_of(name) == table for name in self.sequences)
 
     @property
     def pooled(self) -> list[str]:
         """The sparse features whose embeddings are pooled."""
         return [name for name, feature in self.sparse.items() if feature.pooling in ("sum", "mean")]
+
+    @property
+    def pooled_sequences(self) -> dict[str, str]:
+        """The pooled features whose table serves sequences, too, each with its pooling."""
+        of_sequences = {self.table_of(name) for name in self.sequences}
+        return {name: self.sparse[name].pooling for name in self.pooled if self.table_of(name) in of_sequences}
 
     @property
     def sequences(self) -> dict[str, int]:

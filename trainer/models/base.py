@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.model import ModelConfig
 from trainer.models.dropout import Dropout
+from trainer.models.pooled_sequences import PooledSequences
 from trainer.models.step_samples import StepSamples
 
 
@@ -36,6 +37,9 @@ class ModelInputs:
         dense_names: Names of the dense features, the columns of `[B, D]`.
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
+        pooled_sequences: The pooled features whose table serves sequences, too, each with its pooling; they are not in
+            `sparse_features`. Where there are any, the model keeps `inputs.pool_sequences()` as a module and calls it
+            with `self.sequences(sparse)` and `sparse`.
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
         classes: The predictions that are a logit for each of so many classes.
         samples: The samples that the model is about to compute, which dropout and batch normalization need.
@@ -51,6 +55,7 @@ class ModelInputs:
     sequence_features: Mapping[str, int] = field(default_factory=dict)
     dense_names: Sequence[str] = ()
     weighted_features: Collection[str] = ()
+    pooled_sequences: Mapping[str, str] = field(default_factory=dict)
     pairs: Sequence[str] = ()
     classes: Mapping[str, int] = field(default_factory=dict)
     samples: StepSamples = field(default_factory=StepSamples)
@@ -64,6 +69,11 @@ class ModelInputs:
     def columns(self) -> list[int]:
         """Columns of each prediction: two of a pair, one for each class, else one."""
         return [self.classes.get(name, 2 if name in self.pairs else 1) for name in self.predictions]
+
+    def pool_sequences(self) -> PooledSequences | None:
+        """Returns the module that pools `pooled_sequences`, `[B, their columns]`; None without any."""
+        is_weighted = bool(self.weighted_features)
+        return PooledSequences(self.pooled_sequences, is_weighted) if self.pooled_sequences else None
 
     def dropout(self, from_the_end: bool = False) -> nn.Module:
         """Returns a layer of dropout by `model.dropout`, whose masks are the same on any number of ranks.

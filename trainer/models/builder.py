@@ -15,6 +15,7 @@ from trainer.models.dropout import Dropout
 from trainer.models.embeddings import check_names, collections, table_of_weight
 from trainer.models.hidden_layers import ACTIVATIONS
 from trainer.models.normalization import BatchNorm, LayerNorm
+from trainer.models.pooled_sequences import PooledSequences
 from trainer.models.recompute import recompute_parts
 from trainer.models.tasks import ModelWithLoss, TaskLosses
 
@@ -61,6 +62,13 @@ def build_model(
         raise InputError(
             f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
         )
+    pools = any(isinstance(module, PooledSequences) for module in built.modules())
+    if (pooled := next(iter(data.pooled_sequences), None)) and not pools:
+        raise InputError(
+            f"data.sparse.{pooled}.pooling is '{data.sparse[pooled].pooling}', and its table '{data.table_of(pooled)}' "
+            f"has sequences, too, but model.name is '{model.name}', a model that does not pool these; keep "
+            "ModelInputs.pool_sequences() in it and call it, or name another table"
+        )
     return built
 
 
@@ -96,6 +104,7 @@ def _build(
         sequence_features=data.sequences,
         dense_names=list(data.dense),
         weighted_features=[name for name, feature in data.sparse.items() if feature.weights],
+        pooled_sequences=data.pooled_sequences,
         pairs=[name for name, columns in predictions.items() if columns == 2],
         classes={name: columns for name, columns in predictions.items() if columns > 2},
     )

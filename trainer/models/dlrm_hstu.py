@@ -239,13 +239,15 @@ class DlrmHstu(nn.Module):
         self._history = [config.history, *config.history_attributes] if config.history else []
         self._beside = [name for name in (*config.actions, config.history_times) if name]
         self.tables = inputs.tables if inputs.sparse_features else None
-        self.sequences = inputs.sequences
+        self.sequences, self.pool = inputs.sequences, inputs.pool_sequences()
         self.network = ProductHead(inputs)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Returns logits `[B, T]`, for dense features `[B, D]` and sparse features."""
         parts = [dense] if self.tables is None else [dense, self.tables(sparse).values()]
         found = self.sequences(sparse)  # pyrefly: ignore[not-callable]
+        if self.pool is not None:
+            parts.append(self.pool(found, sparse))
         target = [*(found[name] for name in self._target), *(sparse[name] for name in (self._now,) if name)]
         history = {name: found[name] for name in self._history} | {name: sparse[name] for name in self._beside}
         return self.network(torch.cat(parts, dim=1), target, history)

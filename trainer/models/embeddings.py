@@ -26,11 +26,11 @@ LIKE_A_DOT, DOT = re.compile("%(?=(?:25)*2E)"), re.compile("%(?:25)?((?:25)*2E)"
 
 
 def table_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingBagConfig]:
-    """Returns the tables of the pooled features."""
+    """Returns the tables of pooled features alone."""
     return [
         EmbeddingBagConfig(pooling=_pooling(data, names[0]), **options)
         for names, options in _tables(data, model)
-        if names[0] not in data.sequences
+        if data.sequences.keys().isdisjoint(names)
     ]
 
 
@@ -40,8 +40,12 @@ def _pooling(data: DataConfig, feature: str) -> PoolingType:
 
 
 def sequence_configs(data: DataConfig, model: ModelConfig) -> list[EmbeddingConfig]:
-    """Returns the tables of the sequences."""
-    return [EmbeddingConfig(**options) for names, options in _tables(data, model) if names[0] in data.sequences]
+    """Returns the tables of sequences, some of which serve pooled features, too."""
+    return [
+        EmbeddingConfig(**options)
+        for names, options in _tables(data, model)
+        if not data.sequences.keys().isdisjoint(names)
+    ]
 
 
 def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[str, Any]]]:

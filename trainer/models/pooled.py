@@ -31,7 +31,8 @@ class PooledModel(nn.Module):
 def vector_width(inputs: ModelInputs) -> int:
     """Returns the width of the vector of a sample, `W`."""
     tables = inputs.tables.embedding_bag_configs()
-    return inputs.dense_features + sum(table.embedding_dim * len(table.feature_names) for table in tables)
+    width = inputs.dense_features + sum(table.embedding_dim * len(table.feature_names) for table in tables)
+    return width + (len(inputs.pooled_sequences) * inputs.sequences.embedding_dim() if inputs.sequences else 0)
 
 
 def equal_dimension(inputs: ModelInputs) -> int:

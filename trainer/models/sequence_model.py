@@ -62,7 +62,8 @@ def count_groups(groups: CountedGroups) -> Iterator[None]:
 class SequenceModel(nn.Module):
     """Tables and a network over the vector of each sample, its target and its history.
 
-    The vector is the same as in `PooledModel`: dense features, then a pooled embedding per feature.
+    The vector is the same as in `PooledModel`: dense features, then a pooled embedding per feature, those last whose
+    table serves sequences, too.
 
     Args:
         inputs: The inputs of the model's builder.
@@ -80,7 +81,7 @@ class SequenceModel(nn.Module):
         self._actions, self._times, self._now = config.actions, config.history_times, config.target_time
         self._weighted = [name for name in config.actions if name in inputs.weighted_features]
         self.tables = inputs.tables if inputs.sparse_features else None
-        self.sequences = inputs.sequences
+        self.sequences, self.pool = inputs.sequences, inputs.pool_sequences()
         self._every_position = config.every_position
         length = inputs.sequence_features[self._history] if self._history else 0
         if config.retrieves:
@@ -94,6 +95,8 @@ class SequenceModel(nn.Module):
         if self.tables is not None:
             parts.append(self.tables(sparse).values())
         found = self.sequences(sparse)  # pyrefly: ignore[not-callable]
+        if self.pool is not None:
+            parts.append(self.pool(found, sparse))
         history = {name: found[name] for name in (self._history or self._target, *self._actions)}
         history |= {f"{name}.weights": weights_of(sparse[name]) for name in self._weighted}
         history |= {name: sparse[name] for name in (self._times,) if name}

@@ -97,7 +97,11 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
 def _obstacles(table: str, config: Config) -> dict[str, str]:
     """Returns the sharding types that a table cannot have, each with the reason and advice."""
     if config.data.holds_sequences(table):
-        reason = f"its pooling is 'none'; TorchRec shards sequences by {', '.join(OF_SEQUENCES)} only, use one of these"
+        name = next(name for name in config.data.features_of_tables()[table] if name in config.data.sequences)
+        reason = (
+            f"data.sparse.{name}.pooling is 'none'; TorchRec shards sequences by {', '.join(OF_SEQUENCES)} only, use "
+            "one of these"
+        )
         return {kind: reason for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
     settings = config.optimizer.of_table(table)
     pooling = config.data.sparse[config.data.features_of_tables()[table][0]].pooling

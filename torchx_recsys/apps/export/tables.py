@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
@@ -43,21 +43,29 @@ class PlainSequenceTables(nn.Module):
     Args:
         collection: The collection.
         lengths: The greatest length of each sequence.
+        poolings: The pooling of each pooled feature.
     """
 
-    def __init__(self, collection: EmbeddingCollection, lengths: dict[str, int]) -> None:
+    def __init__(
+        self, collection: EmbeddingCollection, lengths: Mapping[str, int], poolings: Mapping[str, str]
+    ) -> None:
         super().__init__()
         self._configs: list[EmbeddingConfig] = collection.embedding_configs()
-        self._lengths = lengths
+        self._lengths, self._poolings = lengths, poolings
         self.embeddings = _made(collection.embeddings)
 
-    def forward(self, features: dict[str, Ids]) -> dict[str, Sequence]:
-        """Returns the sequences of all features."""
+    def forward(self, features: dict[str, Ids]) -> dict[str, Sequence | Tensor]:
+        """Returns the sequences of all features; the pooled embeddings of those that are no sequences."""
         return {
-            feature: features[feature].sequence(self.embeddings[config.name], self._lengths[feature])
+            feature: self._of_feature(features[feature], feature, self.embeddings[config.name])
             for config in self._configs
             for feature in config.feature_names
         }
+
+    def _of_feature(self, ids: Ids, feature: str, table: nn.Module) -> Sequence | Tensor:
+        if feature in self._poolings:
+            return ids.pooled(table, self._poolings[feature])
+        return ids.sequence(table, self._lengths[feature])
 
 
 def _made(tables: nn.ModuleDict) -> nn.ModuleDict:
@@ -77,7 +85,7 @@ def replace_tables(model: nn.Module, data: DataConfig) -> None:
         if isinstance(module, EmbeddingBagCollection):
             made.setdefault(module, PlainPooledTables(module, poolings))
         elif isinstance(module, EmbeddingCollection):
-            made.setdefault(module, PlainSequenceTables(module, data.sequences))
+            made.setdefault(module, PlainSequenceTables(module, data.sequences, poolings))
         else:
             continue
         model.set_submodule(path, made[module])

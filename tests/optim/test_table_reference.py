@@ -60,7 +60,7 @@ TABLES = {"wide": 16, "mean": 16, "narrow": 8, "few": 16, "shared": 16, "sequenc
 POOLING = {"grid_shard": "sum"}
 SHARING = {"shared": ["first", "second"], "sequences": ["past", "target"]}
 LONGEST = 3  # of the 4 ids in a list at most
-OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise", "data_parallel": "table_wise"}
+OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise"}
 
 
 def write_bags(folder: Path, size: int) -> Path:

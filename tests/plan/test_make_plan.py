@@ -215,6 +215,30 @@ def test_sequences_are_planned(tmp_path):
     assert plan["films"].sharding_type in OF_SEQUENCES
 
 
+@pytest.mark.parametrize(
+    ("rows", "on_gpu", "changes", "expected"),
+    [
+        (60, False, {}, "data_parallel"),
+        (30_000_000, False, {}, "row_wise"),
+        (60, True, {}, None),
+        (60, True, {"planner__sharding_types": ["data_parallel"]}, "data_parallel"),
+        (60, False, {"optimizer__sparse": {"name": "adam", "learning_rate": 0.1}}, None),
+    ],
+)
+def test_small_tables_of_sequences_are_replicated_on_cpus_and_where_a_key_names_it(
+    tmp_path, rows, on_gpu, changes, expected
+):
+    changes = {"data__global_batch_size": 8192, "planner__memory_gib": 80.0, "planner__host_memory_gib": 80.0} | changes
+    tree = sequence_config(tmp_path, "din", **changes)
+    for feature in ("item", "history"):
+        tree["data"]["sparse"][feature]["rows"] = rows
+    settings = Config.model_validate(tree)
+    model = build_unsharded_model(settings, torch.device("cpu"))
+    plan = table_plans(plan_for(model, settings, Cluster(None, nodes=1, per_host=4, on_gpu=on_gpu))[0])
+    assert (plan["films"].sharding_type == "data_parallel") == (expected == "data_parallel")
+    assert expected in (None, plan["films"].sharding_type)
+
+
 def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
     tree = sequence_config(tmp_path, "din", planner__sharding_types=["column_wise"])
     tree["data"]["sparse"]["item"]["table"] = "other"
@@ -231,7 +255,7 @@ def test_sequences_are_refused_in_column_shards_of_several_widths(tmp_path):
 
 def test_sequences_take_the_memory_of_all_their_ids(tmp_path):
     """64 samples of a million ids, their 16 values and 8 bytes for each id itself, and what is pooled."""
-    tree = sequence_config(tmp_path, "din", planner__host_memory_gib=4.0)
+    tree = sequence_config(tmp_path, "din", planner__host_memory_gib=4.0, planner__sharding_types=["row_wise"])
     tree["data"]["sparse"]["history"]["hotness"] = 1e6
     settings = Config.model_validate(tree)
     model = build_unsharded_model(settings, torch.device("cpu"))

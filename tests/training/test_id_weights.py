@@ -33,7 +33,7 @@ FEATURES = {
 }
 WEIGHTS = ("film_weights", "show_weights", "seen_weights")
 SIZES = {"films": 40, "shows": 30, "places": 20, "tags": 10, "past": 15}
-OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise", "data_parallel": "table_wise"}
+OF_SEQUENCES = {"table_row_wise": "row_wise", "grid_shard": "column_wise"}
 CASES = {
     "alone": (1, "table_wise", "sgd", {}),
     "rows": (2, "row_wise", "rowwise_adagrad", {}),

@@ -37,14 +37,10 @@ MODELS = {
 }
 
 
-def plans(tables: tuple[str, ...], sequences: set[str]) -> list[dict]:
+def plans(tables: tuple[str, ...]) -> list[dict]:
     """Returns a sharding type for each table, another one for 1, 2 and 4 ranks."""
     choose = random.Random(26)
-    of_sequences = [kind for kind in TYPES if kind != "data_parallel"]
-    return [
-        {name: {"sharding_types": [choose.choice(of_sequences if name in sequences else TYPES)]} for name in tables}
-        for _ in range(3)
-    ]
+    return [{name: {"sharding_types": [choose.choice(TYPES)]} for name in tables} for _ in range(3)]
 
 
 def job(folder: Path, model: str, plan: dict, out: str, steps: int = STEPS) -> dict:
@@ -63,9 +59,8 @@ def runs(tmp_path_factory):
     write_rows(folder / "data", [640])
     rounds: dict[int, list[dict]] = {ranks: [] for ranks in (1, 2, 4)}
     last: list[dict] = []
-    for model, (features, tables, _) in MODELS.items():
-        sequences = {name for name, options in features.items() if options.get("pooling") == "none"}
-        on_1, on_2, on_4 = plans(tables, sequences)
+    for model, (_, tables, _) in MODELS.items():
+        on_1, on_2, on_4 = plans(tables)
         cut = {name: {"sharding_types": ["column_wise"]} for name in tables}
         rounds[1] += [job(folder, model, on_1, "1"), job(folder, model, cut, "cut")]
         rounds[2].append(job(folder, model, on_2, "2"))

@@ -47,9 +47,9 @@ def settings(data, kind="table_wise", model="din", **changes):
     return tree
 
 
-def managed(data):
+def managed(data, kind="row_wise"):
     """Returns the same with managed ids."""
-    tree = settings(data, "row_wise", model__table_init=0.1)
+    tree = settings(data, kind, model__table_init=0.1)
     for feature in tree["data"]["sparse"].values():
         if feature.get("table") == "films":
             feature |= {"ids": "managed", "rows": ITEMS + 10}
@@ -71,8 +71,14 @@ def runs(tmp_path_factory):
             ("counted", settings(data, "row_wise", data__test=[])),
             ("hstu-2", settings(data, "row_wise", "hstu")),
             ("managed-2", managed(data)),
+            ("copies-2", settings(data, "data_parallel")),
+            ("micro-copies", settings(data, "data_parallel", train__micro_batches=2)),
+            ("managed-copies", managed(data, "data_parallel")),
+            ("hstu-copies", settings(data, "data_parallel", "hstu")),
+            ("moved", settings(data, "data_parallel", train__steps=HALF)),
+            ("moved", settings(data, "row_wise")),
         ],
-        4: [("4", settings(data, "column_wise"))],
+        4: [("4", settings(data, "column_wise")), ("copies-4", settings(data, "data_parallel"))],
     }
     jobs = {
         ranks: [{"config": tree, "out": str(folder / name), "count": name == "counted"} for name, tree in named]
@@ -128,10 +134,11 @@ def reference(data):
 def test_training_is_that_of_plain_embeddings_on_any_number_of_ranks(runs):
     curve, films = reference(runs / "data")
     assert np.mean(curve[-3:]) < np.mean(curve[:3])
-    for name in ("1", "2", "4", "micro"):
+    for name in ("1", "2", "4", "micro", "copies-2", "copies-4", "micro-copies", "moved"):
         np.testing.assert_allclose(losses(runs / name), curve, rtol=1e-5)
         found = saved_tensors(runs / name, STEPS)[f"model.model.{FILMS}"]
         np.testing.assert_allclose(found, films, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert "copies" not in name or (runs / name / "plan.json").read_text().count('"data_parallel"') == 2
 
 
 def test_a_resume_is_bit_for_bit(runs):
@@ -141,10 +148,11 @@ def test_a_resume_is_bit_for_bit(runs):
 
 
 @pytest.mark.parametrize("name", ["hstu", "managed"])
-def test_models_with_weights_and_managed_ids_do_not_depend_on_the_ranks(runs, name):
-    alone, both = (losses(runs / f"{name}-{ranks}") for ranks in (1, 2))
+def test_models_with_weights_and_managed_ids_do_not_depend_on_ranks_and_plan(runs, name):
+    alone, both, copies = (losses(runs / f"{name}-{plan}") for plan in ("1", "2", "copies"))
     assert len({*alone}) == STEPS
     np.testing.assert_allclose(both, alone, rtol=1e-5)
+    np.testing.assert_allclose(copies, alone, rtol=1e-5)
 
 
 OTHER = pytest.mark.more("the first case has the pooling of an export")

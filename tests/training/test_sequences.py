@@ -16,13 +16,15 @@ from sequences import ITEMS, retrieval_config, sequence_config, write_histories
 
 pytestmark = pytest.mark.more("test_built_in_models.py trains these models on several ranks")
 
-MODELS, KINDS, RANKS = ("din", "sasrec", "hstu"), ("table_wise", "row_wise", "column_wise"), (1, 2, 4)
+MODELS, RANKS = ("din", "sasrec", "hstu"), (1, 2, 4)
+KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STEPS, HALF = 14, 7
 SAMPLED = [
     ("din", "row_wise", 2),
     ("sasrec", "column_wise", 2),
     ("hstu", "row_wise", 2),
     ("hstu", "column_wise", 4),
+    ("hstu", "data_parallel", 2),
 ]
 FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4), ("recency", 2)]
 # With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
@@ -41,7 +43,7 @@ VARIANTS = {
 BALANCE = {"features": ["history"], "squares": 0.5}
 EVEN = {"features": ["history", "at"]}
 STRAIGHT = "hstu-row_wise-2"
-RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4)]
+RESUMED = [("row_wise", 2), ("column_wise", 1), ("table_wise", 4), ("data_parallel", 2)]
 SENT = {"fp32": 4.0, "bf16": 2.0, "int8": 1.25}  # bytes of a value
 
 
@@ -168,14 +170,15 @@ def runs(matrix, tmp_path_factory):
 
 
 def assert_alike(one: Path, other: Path) -> None:
-    """Checks losses, evaluations, weights and averages."""
+    """Checks losses, evaluations, weights and averages; those of a replicated table are stored at every step."""
     np.testing.assert_allclose(losses(one), losses(other), rtol=1e-5)
     found, expected = (json.loads((out / "evaluations.jsonl").read_text().splitlines()[-1]) for out in (one, other))
     for metric in ("log_loss/label", "log_loss/bought"):
         assert found[metric] == pytest.approx(expected[metric], rel=1e-5)
     found, expected = saved_tensors(one, STEPS), saved_tensors(other, STEPS)
     assert found.keys() == expected.keys()
-    for name in (name for name in expected if name.startswith(("model.", "ema."))):
+    kinds = "model." if '"data_parallel"' in (one / "plan.json").read_text() else ("model.", "ema.")
+    for name in (name for name in expected if name.startswith(kinds)):
         np.testing.assert_allclose(found[name].float(), expected[name].float(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
@@ -220,7 +223,7 @@ def test_a_resumed_run_takes_the_same_steps(runs):
     assert losses(runs / "resumed-row_wise-on-2") == losses(runs / STRAIGHT)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    for kind in ("column_wise", "table_wise"):
+    for kind in ("column_wise", "table_wise", "data_parallel"):
         assert_alike(runs / f"resumed-{kind}-on-2", runs / STRAIGHT)
 
 

@@ -107,12 +107,13 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "model.target is 's0', which model.name 'dlrm' does not use; leave it out, or use din, sasrec",
         ),
         (
-            DIN | {"planner__mode": "data_parallel"},
-            "planner.mode has data_parallel, which table 's0' cannot have: data.sparse.s0.pooling is 'none'; TorchRec",
+            DIN | {"planner__mode": "data_parallel", "optimizer__sparse": {"name": "adam", "learning_rate": 0.1}},
+            "planner.mode has data_parallel, which table 's0' cannot have: its optimizer is 'adam'; use one of sgd, ad",
         ),
         (
             DIN | {"planner__tables": {"s1": {"sharding_types": ["grid_shard"]}}},
-            "planner.tables.s1.sharding_types has grid_shard, which table 's1' cannot have",
+            "planner.tables.s1.sharding_types has grid_shard, which table 's1' cannot have: data.sparse.s1.pooling is "
+            "'none'; sequences are sharded by data_parallel, table_wise, row_wise, column_wise only, use one of these",
         ),
         (DIN | {"comms__forward": "int8"}, "'s0' sends sequences of 16 columns, which is no multiple of 32"),
         (

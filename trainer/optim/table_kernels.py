@@ -355,7 +355,7 @@ def has_plain_update(settings: SparseOptimizerConfig, precision: str) -> bool:
 
 
 class ReplicatedKernel(DenseTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM's kernel of replicated tables."""
+    """FBGEMM's kernel of replicated tables, without its gap: on a CPU, it pools sequences."""
 
     def forward(
         self,
@@ -366,9 +366,19 @@ class ReplicatedKernel(DenseTableBatchedEmbeddingBagsCodegen):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Returns pooled embeddings, `[B, columns of all features]`."""
+        """Returns pooled embeddings, `[B, columns of all features]`, or embeddings of every id, `[N, columns]`."""
+        if self.pooling_mode == PoolingMode.NONE:
+            return self._of_every_id(indices, offsets)
         no_gradients = _without_gradients(per_sample_weights, len(self.D_offsets) - 1)
         return super().forward(indices, offsets, per_sample_weights, no_gradients, *args, **kwargs)
+
+    def _of_every_id(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        features = len(self.weights_offsets)
+        ids = offsets[:: (len(offsets) - 1) // features].diff()  # of each feature
+        first_rows = self.weights_offsets // self.max_D  # tables of sequences have equal columns, one behind the other
+        rows = indices + first_rows.repeat_interleave(ids, output_size=len(indices))
+        # Not index_select, whose gradient a GPU sums in any order.
+        return nn.functional.embedding(rows, self.weights.view(-1, self.max_D))
 
 
 def _without_gradients(weights: Tensor | None, features: int) -> Tensor | None:

@@ -193,7 +193,7 @@ def problem_of(model: nn.Module, config: Config, cluster: Cluster) -> Problem:
     topology = _topology(config, planner, cluster)
     return Problem(
         cluster=cluster,
-        tables=tables_to_plan(model, config, planner),
+        tables=tables_to_plan(model, config, planner, cluster.on_gpu),
         topology=topology,
         measure_dense=partial(dense_part, config, cluster.ranks, cluster.on_gpu),
         reserve=RESERVE if planner.reserve is None else planner.reserve,

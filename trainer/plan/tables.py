@@ -5,7 +5,17 @@ from torchrec.distributed.types import ShardingPlan
 
 from torchx_recsys.planner.plan import Problem
 from torchx_recsys.planner.shard_memory import FLOAT, STATE_BYTES
-from torchx_recsys.planner.tables import KERNELS, KINDS, LANES, OF_COLUMNS, SHARDING_TYPES, Table, Zipf, has_options
+from torchx_recsys.planner.tables import (
+    DATA_PARALLEL,
+    KERNELS,
+    KINDS,
+    LANES,
+    OF_COLUMNS,
+    SHARDING_TYPES,
+    Table,
+    Zipf,
+    has_options,
+)
 from trainer.config.data import DataConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.plan import PlannerConfig, TablePlan
@@ -17,8 +27,7 @@ from trainer.optim.table_kernels import has_plain_update
 from trainer.optim.table_optimizers import REPLICABLE, TABLE_OPTIMIZERS, is_replicable
 from trainer.plan.sharding_plan import shards_of, table_plans
 
-# TorchRec's data_parallel fails for sequences on a CPU, and TorchRec lacks the other types.
-OF_SEQUENCES = ("table_wise", "row_wise", "column_wise")
+OF_SEQUENCES = ("data_parallel", "table_wise", "row_wise", "column_wise")  # those that TorchRec has
 SHOWN = 3  # number of tables that a line names
 MAP_BYTES = 36  # of a row in the map of managed ids: its id, last step and count, and its entry in the index of ids
 # A lookup of fewer than 32 columns takes as long as a lookup of 32 columns, so narrower shards gain nothing.
@@ -96,16 +105,7 @@ def _check_widths(plan: ShardingPlan, config: Config) -> None:
 
 def _obstacles(table: str, config: Config) -> dict[str, str]:
     """Returns the sharding types that a table cannot have, each with the reason and advice."""
-    if config.data.holds_sequences(table):
-        name = next(name for name in config.data.features_of_tables()[table] if name in config.data.sequences)
-        reason = (
-            f"data.sparse.{name}.pooling is 'none'; TorchRec shards sequences by {', '.join(OF_SEQUENCES)} only, use "
-            "one of these"
-        )
-        return {kind: reason for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
     settings = config.optimizer.of_table(table)
-    pooling = config.data.sparse[config.data.features_of_tables()[table][0]].pooling
-    divides = pooling == "mean" and not config.data.has_id_weights
     replicated = ""
     if config.model.table_precision != "fp32":
         replicated = f"model.table_precision is '{config.model.table_precision}'; use 'fp32'"
@@ -113,10 +113,16 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
         replicated = f"its optimizer is '{settings.name}'; use one of {', '.join(REPLICABLE)}"
     elif not is_replicable(settings):
         replicated = f"its weight_decay is {settings.weight_decay}; use none"
+    found = {"data_parallel": f"{replicated}, or another sharding type"} if replicated else {}
+    names = config.data.features_of_tables()[table]
+    if name := next((name for name in names if name in config.data.sequences), None):
+        reason = f"data.sparse.{name}.pooling is 'none'; sequences are sharded by {', '.join(OF_SEQUENCES)} only"
+        return found | {kind: f"{reason}, use one of these" for kind in SHARDING_TYPES if kind not in OF_SEQUENCES}
     # TorchRec 1.8 silently sums the bags of such a table instead of averaging them.
-    meaning = "its pooling is 'mean', which TorchRec lacks there; use 'sum'" if divides else ""
-    found = {"data_parallel": replicated, "grid_shard": meaning}
-    return {kind: f"{reason}, or another sharding type" for kind, reason in found.items() if reason}
+    if config.data.sparse[names[0]].pooling == "mean" and not config.data.has_id_weights:
+        reason = "its pooling is 'mean', which TorchRec lacks there; use 'sum', or another sharding type"
+        found |= {"grid_shard": reason}
+    return found
 
 
 def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
@@ -128,19 +134,22 @@ def _types_of(table: str, config: PlannerConfig) -> tuple[str, list[str]]:
     return "planner.sharding_types", config.sharding_types
 
 
-def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig) -> list[Table]:
+def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig, on_gpu: bool = False) -> list[Table]:
     """Describes the tables of an unsharded model to the planner, sorted by name.
 
     Args:
         model: The model.
         config: The configuration.
         planner: The planner's section, without the sharding types that tables cannot have.
+        on_gpu: Whether the tables are for GPUs.
     """
     shapes, width = table_shapes(model), value_bytes(model)
-    return [_table(name, shapes[name], width, config, planner) for name in sorted(shapes)]
+    return [_table(name, shapes[name], width, config, planner, on_gpu) for name in sorted(shapes)]
 
 
-def _table(name: str, shape: tuple[int, int], width: int, config: Config, planner: PlannerConfig) -> Table:
+def _table(
+    name: str, shape: tuple[int, int], width: int, config: Config, planner: PlannerConfig, on_gpu: bool
+) -> Table:
     data, ema = config.data, config.optimizer.ema
     slots = TABLE_OPTIMIZERS[config.optimizer.of_table(name).name].slots
     aside = width if ema.evaluate else 0
@@ -155,7 +164,7 @@ def _table(name: str, shape: tuple[int, int], width: int, config: Config, planne
         state_per_row=slots.count(1),
         averages_per_value=STATE_BYTES + aside if ema.tables else 0,
         averages_per_row=STATE_BYTES if ema.tables else 0,
-        kinds=kinds_to_choose(name, config, planner),
+        kinds=kinds_to_choose(name, config, planner, on_gpu),
         kernels=_kernels(name, config.optimizer, planner, name in data.managed_tables),
         min_columns=planner.min_columns or LEAST_COLUMNS,
         skew=_skew(name, data),
@@ -179,22 +188,19 @@ def _skew(table: str, data: DataConfig) -> list[Zipf]:
     return found if any(zipf.exponent or zipf.ids < features[0].rows for zipf in found) else []
 
 
-def kinds_to_choose(table: str, config: Config, planner: PlannerConfig) -> list[str]:
-    """Returns the sharding types to choose from for a table, without column types if these would change the losses.
-
-    Args:
-        table: The table.
-        config: The configuration, which may name sharding types.
-        planner: The planner's section, without the sharding types that tables cannot have.
-    """
-    kinds = kinds_of(table, planner)
-    own = config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types
+def kinds_to_choose(table: str, config: Config, planner: PlannerConfig, on_gpu: bool = False) -> list[str]:
+    """Returns the sharding types to choose from for a table; some only if the configuration names them."""
+    kinds, left_out = kinds_of(table, planner), set()
+    if config.planner.tables.get(table, TablePlan()).sharding_types or config.planner.sharding_types:
+        return kinds
     # These optimizers compute a mean or a norm over the columns of a row, and a column shard has only its own columns.
     # Losses would depend on the plan, and with it on the number of ranks.
-    whole = [kind for kind in kinds if KINDS.index(kind) not in OF_COLUMNS]
-    return (
-        whole if TABLE_OPTIMIZERS[config.optimizer.of_table(table).name].joins_columns and whole and not own else kinds
-    )
+    if TABLE_OPTIMIZERS[config.optimizer.of_table(table).name].joins_columns:
+        left_out |= {KINDS[kind] for kind in OF_COLUMNS}
+    # Replicated sequences have not been measured on a GPU.
+    if on_gpu and config.data.holds_sequences(table):
+        left_out |= {KINDS[DATA_PARALLEL]}
+    return [kind for kind in kinds if kind not in left_out] or kinds
 
 
 def kinds_of(table: str, planner: PlannerConfig) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.config.features import DenseFeature, SparseFeature
+from trainer.config.features import DenseFeature, SparseFeature, columns_of
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.readers.base import Column
@@ -24,6 +24,7 @@ from trainer.rules.derived_ids import (
     part_of_time,
     to_seconds,
 )
+from trainer.rules.expression import evaluated
 from trainer.rules.hashing import as_integers, shifted
 from trainer.rules.id_lists import (
     GREATEST,
@@ -34,6 +35,7 @@ from trainer.rules.id_lists import (
     to_weights,
     with_weights,
 )
+from trainer.rules.lookups import are_of_key, last_of_each, lists_of_map, overlaps
 from trainer.rules.plain_types import (
     as_lists,
     is_missing,
@@ -71,8 +73,12 @@ class Chunk:
 
     def ids(self, name: str) -> pa.Array:
         """Returns a column of these rows as integers, strings or lists of either."""
+        return self.to_ids(name, self.array(name))
+
+    def to_ids(self, name: str, array: pa.Array) -> pa.Array:
+        """Returns plain values of a column as integers, strings or lists of either."""
         try:
-            return to_ids(self.array(name))
+            return to_ids(array)
         except pa.ArrowInvalid as error:
             self.refuse(f"column '{name}': an id has more than 64 bits ({error}); ids are 64-bit integers or strings")
 
@@ -97,24 +103,76 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
     Raises:
         InputError: A value is not finite, or not a time.
     """
-    column = feature.column or name
-    raw = _raw_numbers(column, feature, chunk)
+    raw = _raw_numbers(name, feature, chunk)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = transformed(raw, feature)
         good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than a mask
     if not good:
         why = f"has no finite value under the transform '{feature.transform}'"
-        chunk.check(column, raw, np.isfinite(values), why)
+        chunk.check(feature.column or name, raw, np.isfinite(values), why)
     return values
 
 
-def _raw_numbers(column: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+def _raw_numbers(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
     """Returns the numbers to transform, or the finished values of `is_missing` and of times, `[R]` float32."""
-    if feature.transform == "is_missing":
-        return null_flags(chunk.array(column))
+    column = feature.column or name
     if feature.transform in TIMES:
         return number_of_time(*seconds_of(column, chunk), feature)
-    return filled(chunk.numbers(column), feature)
+    if feature.expression:
+        found = _expressed(name, feature, chunk)
+    elif feature.lookup:
+        found = _last_looked_up(column, feature, chunk)
+    elif feature.overlap:
+        found = overlaps(chunk.ids(column), chunk.ids(feature.overlap), feature.overlap_as)
+    elif feature.transform == "is_missing":
+        found = chunk.array(column)
+    else:
+        found = chunk.numbers(column)
+    return null_flags(found) if feature.transform == "is_missing" else filled(found, feature)
+
+
+def _expressed(name: str, feature: DenseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the results of a feature's expression, `[R]` float32; null without a finite one."""
+    columns = {}
+    for column in columns_of(name, feature):
+        array = chunk.numbers(column)
+        values, missing = zero_filled(array.cast(pa.float64(), safe=False)), is_missing(array)
+        chunk.check(
+            column, values, np.isfinite(values), f"is not finite; data.dense.{name}.expression takes no such number"
+        )
+        columns[column] = np.where(missing, np.nan, values)
+    with np.errstate(over="ignore"):
+        found = evaluated(str(feature.expression), columns, np).astype(np.float32)
+    return pa.array(found, mask=~np.isfinite(found))
+
+
+def _last_looked_up(column: str, feature: DenseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the last value of each row's key, `[R]` numbers; null without one."""
+    keys, values = _keys_and_values(column, feature, chunk)
+    lengths, numbers = list_lengths(keys), to_numbers(values.flatten())
+    return last_of_each(numbers, are_of_key(keys.flatten(), chunk.ids(str(feature.lookup)), lengths), lengths)
+
+
+def looked_up(column: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:
+    """Returns the ids that each row's key has, `[R]` lists.
+
+    Raises:
+        InputError: The lists of keys and ids differ in length.
+    """
+    keys, ids = _keys_and_values(column, feature, chunk)
+    return chosen(ids, are_of_key(keys.flatten(), chunk.ids(str(feature.lookup)), list_lengths(keys)))
+
+
+def _keys_and_values(column: str, feature: DenseFeature | SparseFeature, chunk: Chunk) -> tuple[pa.Array, pa.Array]:
+    """Returns the keys of a lookup as lists of ids, and the values as lists, `[R]` each."""
+    is_of_numbers = isinstance(feature, DenseFeature)
+    if feature.lookup_in is None:
+        keys, values = lists_of_map(chunk.array(column))
+        return chunk.to_ids(column, keys), values if is_of_numbers else chunk.to_ids(column, values)
+    keys = as_lists(chunk.ids(feature.lookup_in))
+    values = as_lists(chunk.array(column) if is_of_numbers else chunk.ids(column))
+    _check_lengths(column, list_lengths(values), feature.lookup_in, list_lengths(keys), "id", chunk)
+    return keys, values
 
 
 def single_ids(name: str, feature: SparseFeature, chunk: Chunk) -> pa.Array:

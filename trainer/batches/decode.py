@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.batches.chunk import Chunk, chosen, dense_values, earlier, single_ids, weighted_lists, without_own
+from trainer.batches.chunk import (
+    Chunk,
+    chosen,
+    dense_values,
+    earlier,
+    looked_up,
+    single_ids,
+    weighted_lists,
+    without_own,
+)
 from trainer.batches.rows import NO_ID, NO_ITEM, Rows, empty_block, id_dtype, take
 from trainer.config.data import CatalogueConfig, DataConfig
 from trainer.config.features import SparseFeature
@@ -206,7 +215,10 @@ def _bags(name: str, feature: SparseFeature, dtype: np.dtype, chunk: Chunk) -> p
     A null list is empty, and a null in a list is dropped. Ids with weights are structs (`weighted_type`).
     """
     column = feature.column or name
-    array = weighted_lists(column, feature, chunk) if feature.weights else as_lists(chunk.ids(column))
+    if feature.weights:
+        array = weighted_lists(column, feature, chunk)
+    else:
+        array = looked_up(column, feature, chunk) if feature.lookup else as_lists(chunk.ids(column))
     rules = [rule for rule, is_on in ((earlier, feature.times), (without_own, feature.without)) if is_on]
     if rules:
         lengths = list_lengths(array)

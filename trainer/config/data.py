@@ -199,6 +199,8 @@ class DataConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name, feature in self.dense.items():
+            check_dense(name, feature)  # first, as it reads the columns of expressions
         self._check_labels()
         self._check_catalogue()
         self._check_history()
@@ -208,8 +210,6 @@ class DataConfig(Section):
                 f"data.select.keep_negatives is {self.select.keep_negatives}, but data.numeric_labels names "
                 f"'{self.labels[0]}', the first of data.labels, in which 0 does not mean a negative; leave it 1"
             )
-        for name, feature in self.dense.items():
-            check_dense(name, feature)
         of_ids = {name: columns_of(name, one) for name, one in self.sparse.items() if takes(one) == "ids"}
         for name, feature in self.sparse.items():
             check_sparse(name, feature, of_ids)
@@ -331,8 +331,8 @@ class DataConfig(Section):
                 f"data.catalogue.exclude names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
             )
         feature = self.sparse[name]
-        for key in ("columns", "buckets", "transform"):
-            if (value := getattr(feature, key)) not in ([], "none"):
+        for key in ("columns", "buckets", "transform", "lookup"):
+            if (value := getattr(feature, key)) not in ([], "none", None):
                 raise InputError(
                     f"data.catalogue.exclude names '{name}', but data.sparse.{name}.{key} is {value!r}, which makes no "
                     "ids of items; name a feature that reads such ids as they are"
@@ -406,9 +406,9 @@ class DataConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that training reads."""
-        beside = (name for one in self.sparse.values() for name in columns_beside(one).values())
-        others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives, *self.costs) if name]
         features = [*self.dense.items(), *self.sparse.items()]
+        beside = (name for _, feature in features for name in columns_beside(feature).values())
+        others = [name for name in (*beside, self.weight, self.catalogue.hard_negatives, *self.costs) if name]
         read = [column for name, feature in features for column in columns_of(name, feature)]
         found = list(dict.fromkeys([*read, *self.labels, *others, *self.groups]))
         needed = self.history.reads if self.history.columns.keys() & {*found} else []

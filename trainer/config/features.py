@@ -9,15 +9,17 @@ from trainer.core.errors import InputError
 from trainer.core.section import MayChange
 from trainer.rules.dense import NumberKeys
 from trainer.rules.derived_ids import TIME_VALUES, TIMES, BucketKeys, CrossKeys, TimeKeys
+from trainer.rules.expression import ExpressionKeys, columns_in
 from trainer.rules.hashing import HashKeys, OffsetKeys
 from trainer.rules.id_lists import EarlierKeys, MaxIdsKeys, OtherItemsKeys, WeightKeys
+from trainer.rules.lookups import LookupKeys, OverlapKeys
 from trainer.rules.managed import ManagedKeys
 from trainer.rules.registry import check_id_rule, lists_ids
 from trainer.rules.vocabulary import VocabularyKeys
 
 
-class DenseFeature(NumberKeys):
-    """A number of each sample, made of a column. The keys are applied in their order here."""
+class DenseFeature(NumberKeys, OverlapKeys, LookupKeys, ExpressionKeys):
+    """A number of each sample, made of a column or of several. The keys are applied in their order here."""
 
 
 class SparseFeature(  # whose keys stand in the documentation from the last class on
@@ -26,6 +28,7 @@ class SparseFeature(  # whose keys stand in the documentation from the last clas
     HashKeys,
     OtherItemsKeys,
     EarlierKeys,
+    LookupKeys,
     MaxIdsKeys,
     OffsetKeys,
     TimeKeys,
@@ -45,21 +48,39 @@ class SparseFeature(  # whose keys stand in the documentation from the last clas
 
 def columns_of(name: str, feature: DenseFeature | SparseFeature) -> list[str]:
     """Returns the columns that a feature is made of."""
-    several = feature.columns if isinstance(feature, SparseFeature) else []
-    return several or [feature.column or name]
+    if isinstance(feature, SparseFeature):
+        return feature.columns or [feature.column or name]
+    return [*columns_in(feature.expression)] if feature.expression else [feature.column or name]
 
 
-def columns_beside(feature: SparseFeature) -> dict[str, str]:
+def columns_beside(feature: DenseFeature | SparseFeature) -> dict[str, str]:
     """Returns the columns that a rule of a feature reads beside its own, by the rule's key."""
-    keys = ("weights", "times", "before", "without", "without_in")
-    return {key: column for key in keys if (column := getattr(feature, key))}
+    keys = ("weights", "times", "before", "without", "without_in", "lookup", "lookup_in", "overlap")
+    return {key: column for key in keys if (column := getattr(feature, key, None))}
+
+
+def ids_beside(feature: DenseFeature | SparseFeature) -> dict[str, str]:
+    """Returns those of the columns beside that hold ids, by the rule's key."""
+    return {key: one for key, one in columns_beside(feature).items() if key not in ("weights", "times", "before")}
 
 
 def takes(feature: DenseFeature | SparseFeature) -> Literal["numbers", "times", "ids"]:
     """Returns which values a feature is made of."""
     if feature.transform in TIMES:
         return "times"
-    return "numbers" if isinstance(feature, DenseFeature) or feature.buckets else "ids"
+    if isinstance(feature, DenseFeature):
+        return "ids" if feature.overlap else "numbers"
+    return "numbers" if feature.buckets else "ids"
+
+
+def ways_of(feature: DenseFeature | SparseFeature) -> list[str]:
+    """Returns the key that makes a dense feature of several columns; nothing for a feature of one column."""
+    return [way for way in ("expression", "lookup", "overlap") if getattr(feature, way, None) is not None]
+
+
+def takes_any(feature: DenseFeature | SparseFeature) -> bool:
+    """Returns whether a feature is made of a column of any type, as it is only whether a value is missing."""
+    return feature.transform == "is_missing" and not ways_of(feature)
 
 
 def check_dense(name: str, feature: DenseFeature) -> None:
@@ -68,7 +89,25 @@ def check_dense(name: str, feature: DenseFeature) -> None:
     Raises:
         InputError: The message names the key.
     """
-    feature.check(f"data.dense.{name}")
+    key = f"data.dense.{name}"
+    feature.check(key)
+    feature.check_expression(key)
+    feature.check_lookup(key)
+    feature.check_overlap(key)
+    ways = ways_of(feature)
+    if len(ways) > 1:
+        raise InputError(f"{key}.{ways[0]} and {key}.{ways[1]} are both set, of which a number has one; leave one out")
+    if ways == ["expression"] and feature.column is not None:
+        raise InputError(
+            f"{key}.column is '{feature.column}', but {key}.expression names the columns; leave column out"
+        )
+    allowed = ("none", "is_missing") if ways == ["expression"] else ("none", "is_missing", "log1p", "log3")
+    if ways and feature.transform not in allowed:
+        hint = "; write it into the expression" if feature.transform.startswith("log") else ""
+        raise InputError(
+            f"{key}.transform is '{feature.transform}', but with {key}.{ways[0]} it must be one of {', '.join(allowed)}"
+            f"{hint}"
+        )
 
 
 def check_sparse(name: str, feature: SparseFeature, columns: Mapping[str, list[str]]) -> None:
@@ -81,10 +120,21 @@ def check_sparse(name: str, feature: SparseFeature, columns: Mapping[str, list[s
     feature.check_weights(key, made)
     feature.check_earlier(key, made)
     feature.check_without(key, made, columns)
+    feature.check_lookup(key)
+    _check_looked_up(key, feature, made)
     feature.check_salt(key)
     feature.check_vocabulary(key)
     feature.check_managed(key)
     _check_raw(key, feature)
+
+
+def _check_looked_up(key: str, feature: SparseFeature, made: str | None) -> None:
+    """Refuses other rules that choose ids, or go with them, beside a lookup."""
+    others = (made, *(rule for rule in ("weights", "times", "without") if getattr(feature, rule) is not None))
+    if feature.lookup is not None and (other := next(filter(None, others), None)):
+        raise InputError(
+            f"{key}.lookup is '{feature.lookup}', which makes the ids, but {key}.{other} is set too; leave one out"
+        )
 
 
 def _check_raw(key: str, feature: SparseFeature) -> None:

@@ -1,7 +1,9 @@
 """The root of the configuration, and how a configuration is read."""
 
+import contextlib
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +29,7 @@ from trainer.core.errors import InputError, StorageError, StorageNotFoundError, 
 from trainer.core.secrets import place
 from trainer.core.section import Section, Tree, flat, validate
 from trainer.core.storage import read_text
+from trainer.rules.expression import NotArithmeticError, columns_in
 
 ALTERNATIVES = ("steps", "epochs"), ("max_norm", "max_value"), ("column", "columns"), REGULAR
 """Keys of a section of which only one can be set."""
@@ -251,12 +254,21 @@ def leave_out(tree: Tree, columns: Any, key: str) -> Tree:
     if not isinstance(columns, list):
         raise InputError(f"{key} is {columns!r}; it must be a list of features")
     data = {kind: subtable(subtable(tree, "data"), kind) for kind in ("dense", "sparse")}
-    made_of = {name: {name, subtable(one, name).get("column")} for one in data.values() for name in one}
+    made_of = {name: {name, *_columns_in(subtable(one, name))} for one in data.values() for name in one}
     for column in columns:
         if not any(column in names for names in made_of.values()):
             raise InputError(f"{key} has '{column}', which is no feature{nearest(str(column), made_of)}")
     kept = {kind: {name: one[name] for name in one if not made_of[name] & {*columns}} for kind, one in data.items()}
     return {**tree, "data": tree["data"] | kept}
+
+
+def _columns_in(feature: Tree) -> Iterator[str]:
+    """Yields the columns that a feature names, before it is validated."""
+    columns = feature.get("columns")
+    named = [feature.get(key) for key in ("column", "lookup", "lookup_in", "overlap")]
+    yield from (one for one in (*named, *(columns if isinstance(columns, list) else ())) if isinstance(one, str))
+    with contextlib.suppress(NotArithmeticError):
+        yield from columns_in(str(feature.get("expression") or ""))
 
 
 def subtable(tree: Tree, name: str) -> Tree:

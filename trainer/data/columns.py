@@ -7,12 +7,21 @@ from typing import Any
 import pyarrow as pa
 
 from trainer.config.data import DataConfig
-from trainer.config.features import SparseFeature, columns_beside, columns_of, takes
+from trainer.config.features import (
+    DenseFeature,
+    SparseFeature,
+    columns_beside,
+    columns_of,
+    ids_beside,
+    takes,
+    takes_any,
+)
 from trainer.core.errors import InputError, some_of
 from trainer.data.files import DataFiles
 from trainer.rules.derived_ids import check_single, check_time
 from trainer.rules.hashing import check_integers
 from trainer.rules.id_lists import check_earlier, check_lists, check_weight_type, check_without
+from trainer.rules.lookups import check_lookup, check_overlap
 from trainer.rules.plain_types import (
     INTEGERS,
     has_ids,
@@ -24,6 +33,7 @@ from trainer.rules.plain_types import (
     meaning,
     meaning_in_lists,
     plain_type,
+    values_type,
 )
 from trainer.rules.registry import id_rule
 from trainer.rules.vocabulary import open_vocabulary
@@ -52,9 +62,7 @@ class Use:
 def uses(config: DataConfig) -> list[Use]:
     """Returns the uses of columns. Transformed times are left out, because they become seconds from any type."""
     found = [
-        Use(f"data.dense.{name}", feature.column or name, False)
-        for name, feature in config.dense.items()
-        if takes(feature) == "numbers" and feature.transform != "is_missing"
+        use for name, feature in config.dense.items() for use in _uses_of_number(f"data.dense.{name}", name, feature)
     ]
     for name, feature in config.sparse.items():
         found += _uses_of_ids(f"data.sparse.{name}", name, feature)
@@ -67,9 +75,18 @@ def uses(config: DataConfig) -> list[Use]:
     return [*found, Use("data.weight", config.weight, False)] if config.weight else found
 
 
+def _uses_of_number(key: str, name: str, feature: DenseFeature) -> list[Use]:
+    beside = [Use(f"{key}.{of}", column, True) for of, column in ids_beside(feature).items()]
+    if feature.expression:
+        return [Use(f"{key}.expression.{column}", column, False) for column in columns_of(name, feature)]
+    if takes(feature) == "times" or takes_any(feature):
+        return []
+    return [Use(key, feature.column or name, takes(feature) == "ids"), *beside]
+
+
 def _uses_of_ids(key: str, name: str, feature: SparseFeature) -> list[Use]:
-    beside = columns_beside(feature).items()
-    found = [Use(f"{key}.{of}", column, of.startswith("without")) for of, column in beside]
+    beside, of_ids = columns_beside(feature).items(), ids_beside(feature)
+    found = [Use(f"{key}.{of}", column, of in of_ids) for of, column in beside]
     if takes(feature) == "times":
         return found
     of_ids = takes(feature) == "ids"
@@ -116,7 +133,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
             )
     for name, columns in _columns_of_ids(config).items():
         for column in columns:
-            _check_ids(file, name, column, schema.field(column).type, config.sparse[name])
+            _check_ids(file, name, column, _type_of(schema, column, config.sparse[name]), config.sparse[name])
         if weights := config.sparse[name].weights:
             check_weight_type(file, weights, schema.field(weights).type, columns[0], schema.field(columns[0]).type)
 
@@ -150,7 +167,8 @@ def lists_of(config: DataConfig, schemas: dict[pa.Schema, str]) -> tuple[str, ..
         InputError: A feature is a list in some files and a single id in others.
     """
     ids = _columns_of_ids(config).items()
-    return tuple(name for name, (one, *_) in ids if _holds_lists(one, schemas) or config.sparse[name].weights)
+    always = {name for name, one in config.sparse.items() if one.weights or one.lookup}
+    return tuple(name for name, (one, *_) in ids if _holds_lists(one, schemas) or name in always)
 
 
 def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
@@ -170,7 +188,13 @@ def _holds_lists(column: str, schemas: dict[pa.Schema, str]) -> bool:
 def texts_of(config: DataConfig, schemas: Collection[pa.Schema]) -> tuple[str, ...]:
     """Returns the columns of string ids: of sparse features, groups and hard negatives."""
     ids = id_columns(config)
-    return tuple(name for name in ids if any(is_string(id_type(one.field(name).type)) for one in schemas))
+    return tuple(name for name in ids if any(is_string(id_type(values_type(one.field(name).type))) for one in schemas))
+
+
+def _type_of(schema: pa.Schema, column: str, feature: SparseFeature) -> pa.DataType:
+    """Returns the type of a feature's column; of a map that ids are looked up in, the type of lists of its values."""
+    dtype = schema.field(column).type
+    return values_type(dtype) if feature.lookup else dtype
 
 
 def _check_ids(file: str, name: str, column: str, dtype: pa.DataType, feature: SparseFeature) -> None:
@@ -205,15 +229,18 @@ def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[st
     for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
         for name, feature in features.items():
             columns, key = columns_of(name, feature), f"data.{kind}.{name}"
-            if takes(feature) == "times":
+            check_lookup(file, schema, columns[0], key, feature, of_ids=kind == "sparse")
+            if isinstance(feature, DenseFeature) and (feature.lookup or feature.overlap):
+                check_overlap(file, schema, columns[0], key, feature)
+            elif takes(feature) == "times":
                 check_time(file, columns[0], schema.field(columns[0]).type, key, feature.transform)
-            elif takes(feature) == "numbers" and feature.transform != "is_missing":  # is_missing takes any type
+            elif takes(feature) == "numbers" and not takes_any(feature):
                 numbers += columns
             elif isinstance(feature, SparseFeature):
                 check_earlier(file, schema, columns[0], key, feature)
                 check_without(file, schema, columns[0], key, feature)
                 for column in columns:
-                    dtype = schema.field(column).type
+                    dtype = _type_of(schema, column, feature)
                     check_lists(file, column, dtype, key, feature)
                     check_single(file, column, dtype, key, feature)
                     check_integers(file, column, dtype, key, feature)

@@ -226,10 +226,11 @@ def aligned(ids: pa.Array, weights: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Returns ids and weights in lists; single ids become lists with one element."""
     if is_list(ids.type) or is_list(weights.type):
         return as_lists(ids), as_lists(weights)
-    return _one_each(ids), _one_each(weights)
+    return one_each(ids), one_each(weights)
 
 
-def _one_each(array: pa.Array) -> pa.LargeListArray:
+def one_each(array: pa.Array) -> pa.LargeListArray:
+    """Returns single ids as lists of one element; a null stays an element."""
     return pa.LargeListArray.from_arrays(np.arange(len(array) + 1), array)
 
 

@@ -71,6 +71,18 @@ def has_ids(dtype: pa.DataType) -> bool:
     return pa.types.is_integer(found) or is_string(found) or not has_values(dtype)
 
 
+def map_types(dtype: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
+    """Returns the types of the keys and of the values of a map; null types for a column without values."""
+    plain = plain_type(dtype)
+    return (plain.key_type, plain.item_type) if pa.types.is_map(plain) else (pa.null(), pa.null())
+
+
+def values_type(dtype: pa.DataType) -> pa.DataType:
+    """Returns the type of a column from which values are looked up: of a map, lists of its values."""
+    plain = plain_type(dtype)
+    return pa.large_list(plain.item_type) if pa.types.is_map(plain) else dtype
+
+
 def is_number(dtype: pa.DataType) -> bool:
     """Returns whether a column holds one number per row."""
     plain = plain_type(dtype)
@@ -85,6 +97,7 @@ def is_moment(dtype: pa.DataType) -> bool:
 
 def meaning(dtype: pa.DataType, of_ids: bool) -> str | None:
     """Returns the unit of a column's values, which must be the same in all files; None for a column without values."""
+    dtype = values_type(dtype)
     if not has_values(dtype):
         return None
     plain = plain_type(dtype)

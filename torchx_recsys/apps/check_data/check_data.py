@@ -36,7 +36,7 @@ from torchx_recsys.apps.engines.progress import progress_bar
 from torchx_recsys.apps.engines.source import guess_reader
 from torchx_recsys.apps.vocabulary.vocabulary import write_vocabularies
 from trainer.config.data import DataConfig
-from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
+from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes, ways_of
 from trainer.config.files import CSV_READERS
 from trainer.config.root import Config
 from trainer.core.console import next_commands, plural
@@ -316,8 +316,9 @@ def plain_features(config: DataConfig) -> DataConfig:
 
 
 def _is_plain_number(name: str, feature: DenseFeature) -> bool:
-    return columns_of(name, feature) == [name] and feature.transform in LOGARITHMS and not feature.clip
+    is_of_one = columns_of(name, feature) == [name] and not ways_of(feature)
+    return is_of_one and feature.transform in LOGARITHMS and not feature.clip
 
 
 def _is_plain_id(name: str, feature: SparseFeature) -> bool:
-    return columns_of(name, feature) == [name] and takes(feature) == "ids" and not feature.offset
+    return columns_of(name, feature) == [name] and takes(feature) == "ids" and not (feature.offset or feature.lookup)

@@ -220,7 +220,7 @@ def statistics_of(config: DataConfig, profiles: Mapping[str, Profile]) -> Statis
     features = {}
     for name, feature in config.sparse.items():
         column, *others = columns_of(name, feature)
-        if column in profiles and not others and takes(feature) == "ids":
+        if column in profiles and not others and takes(feature) == "ids" and not feature.lookup:
             profile = profiles[column]
             ids = profile.first_ids
             features[name] = FeatureStatistics(

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from trainer.rules.dense import has_dense_value
 from trainer.rules.hashing import hash_bytes, is_outside
 from trainer.rules.id_lists import allowed_weights, is_weight, kept_range
+from trainer.rules.lookups import overlap_parts
 from trainer.rules.plain_types import bytes_of
 from trainer.rules.registry import checked_rows
 
@@ -440,7 +441,13 @@ class _Reader:
 
     def __call__(self, column: dict[str, Any], columns: dict[str, Any]) -> dict[str, Tensor]:
         """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
+        if column["kind"] == "beside":
+            return {}
         values = self._with_none(columns[column["name"]], column["kind"] == "number")
+        if column.get("lookup"):
+            values = self._looked_up(column, columns)
+        if column.get("overlap"):
+            values = self._overlaps(column, columns)
         if column["kind"] == "weight":
             return self._single_weights(column, values, self._with_none(columns[column["ids"]]))
         stays = self._others(column, columns)
@@ -458,13 +465,13 @@ class _Reader:
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
-            if column["transform"] == "is_missing":  # applies to a column of any type
+            if column["transform"] == "is_missing" and "keys" not in column:  # applies to a column of any type
                 found = [math.nan if _is_null(value) else 0.0 for value in values]
             else:
                 found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
         with self._quiet():
-            numbers = library.asarray(numbers, dtype=library.float32)
+            numbers = library.asarray(numbers, dtype=getattr(library, column["type"]))
             takes_any = column.get("buckets") or column["transform"] == "is_missing"
             good = library.ones_like(numbers, dtype=bool) if takes_any else has_dense_value(numbers, column, library)
         if not good.all():
@@ -488,6 +495,60 @@ class _Reader:
         if column["input"] in self._rules:
             ids[present] = self._rows(column, ids[present])
         return {column["input"]: ids, f"{column['input']}.present": present}
+
+    def _looked_up(self, column: dict[str, Any], columns: dict[str, Any]) -> list[Any]:
+        """Returns the values of each row's key: a list of ids, or the last number."""
+        pairs, found = self._pairs(column, columns), []
+        of_key, of_lists = (
+            {"name": column[key] or column["name"], "kind": "id", "type": column["keys"]}
+            for key in ("lookup", "lookup_in")
+        )
+        for row, key in enumerate(self._listed(columns[column["lookup"]])):
+            wanted = None if key is None else _id(of_key, row, key)
+            ids = [(None if _is_null(one) else _id(of_lists, row, one), value) for one, value in pairs[row]]
+            found.append([value for one, value in ids if one == wanted is not None])
+        return found if column["kind"] == "list" else [values[-1] if values else None for values in found]
+
+    def _pairs(self, column: dict[str, Any], columns: dict[str, Any]) -> list[list[Any]]:
+        """Returns the keys and values of each row: of maps, or of two columns of lists."""
+        name, beside = column["name"], column["lookup_in"]
+        values = columns[name]
+        if beside is None:
+            return [_pairs_of(column, row, one) for row, one in enumerate(values)]
+        found = []
+        for row, (keys, of_keys) in enumerate(zip(columns[beside], values, strict=True)):
+            keys = self._list({"name": beside}, row, keys, "ids")
+            of_keys = self._list(column, row, of_keys, "values")
+            if len(keys) != len(of_keys):
+                raise ColumnError(
+                    f"column '{beside}', row {row}: {_plural(len(keys), 'id')} for {_plural(len(of_keys), 'value')} of "
+                    f"'{name}'; each needs one"
+                )
+            found.append([*zip(keys, of_keys, strict=True)])
+        return found
+
+    def _overlaps(self, column: dict[str, Any], columns: dict[str, Any]) -> list[float | None]:
+        """Returns the overlap of the ids of each row in two columns; None where it is undefined."""
+        found = []
+        sides = [self._listed(columns[column[key]]) for key in ("name", "overlap")]
+        for row, both in enumerate(zip(*sides, strict=True)):
+            first, second = (
+                {_id(of, row, id) for id in self._ids_in(of, row, one) if not _is_null(id)}
+                for of, one in zip(_compared(column), both, strict=True)
+            )
+            over, under = overlap_parts(len(first & second), len(first), len(second), column.get("overlap_as", "count"))
+            found.append(over / under if under else None)
+        return found
+
+    def _ids_in(self, column: dict[str, Any], row: int, one: Any) -> list[Any]:
+        """Returns the ids of a row, in a list or single."""
+        is_one = isinstance(one, str | bytes) or not hasattr(one, "__iter__")
+        return [one] if is_one and one is not None else self._list(column, row, one, "ids")
+
+    def _listed(self, values: Any) -> list[Any]:
+        """Returns values of a column as a list, with None for each null."""
+        values = self._with_none(values)
+        return values.tolist() if isinstance(values, self.array) else values
 
     def _others(self, column: dict[str, Any], columns: dict[str, Any]) -> "Stays":
         """Returns a function that leaves the places of a row's own id out of a list of the row."""
@@ -579,6 +640,28 @@ class _Reader:
 
     def _ids(self, values: list[int]) -> Tensor:
         return self._library.asarray(values, dtype=self._library.int64)
+
+
+def _pairs_of(column: dict[str, Any], row: int, one: Any) -> list[Any]:
+    """Returns the keys and values of a map: an object, or a list of pairs."""
+    if isinstance(one, dict):  # in JSON all keys are text
+        is_text = column["keys"] == "string"
+        return [(int(key) if not is_text and _is_integer(key) else key, value) for key, value in one.items()]
+    pairs = [] if _is_null(one) else one
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise ColumnError(
+            f"column '{column['name']}', row {row}: {_shown(one)} is not a map; send an object, or a list of pairs"
+        )
+    return pairs
+
+
+def _is_integer(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.removeprefix("-").isdigit()
+
+
+def _compared(column: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns entries for the ids in the two columns of an overlap."""
+    return [{"name": column[key], "kind": "id", "type": column["keys"]} for key in ("name", "overlap")]
 
 
 def _kept(column: dict[str, Any], values: list[Any]) -> list[Any]:

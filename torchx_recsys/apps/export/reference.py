@@ -14,7 +14,7 @@ from trainer.batches.batch import Batch, to_batch, with_values
 from trainer.batches.chunk import Chunk, chosen, earlier, seconds_of
 from trainer.batches.decode import decode
 from trainer.config.data import DataConfig
-from trainer.config.features import SparseFeature, columns_of, takes
+from trainer.config.features import SparseFeature, columns_of, ids_beside, takes, takes_any
 from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.data.dataset import FileSet
@@ -22,7 +22,8 @@ from trainer.data.row_groups import RowGroupReader
 from trainer.models.base import Predictions
 from trainer.models.embeddings import table_of_weight
 from trainer.models.outputs import ModelOutput, compute_outputs
-from trainer.rules.plain_types import as_lists, id_type, is_string, list_lengths, to_texts
+from trainer.rules.lookups import lists_of_map
+from trainer.rules.plain_types import as_lists, id_type, is_string, list_lengths, to_numbers, to_texts
 from trainer.training.id_map import IdMap, make_id_map
 
 ALONE = DistributedContext(0, 1, 0, 1, torch.device("cpu"))
@@ -68,7 +69,9 @@ def raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
     uses: dict[str, set[str]] = {}
     for name, feature in (*data.dense.items(), *data.sparse.items()):
         for column in columns_of(name, feature):
-            uses.setdefault(column, set()).add("nulls" if feature.transform == "is_missing" else takes(feature))
+            uses.setdefault(column, set()).add("nulls" if takes_any(feature) else takes(feature))
+        for column in ids_beside(feature).values():
+            uses.setdefault(column, set()).add("ids")
     for feature in data.sparse.values():
         if feature.weights:
             uses.setdefault(feature.weights, set()).add("numbers")
@@ -95,11 +98,25 @@ def raw_column(column: str, chunk: Chunk, uses: set[str], timed: SparseFeature |
         return pa.array(seconds, mask=missing).to_pylist()
     if uses == {"nulls"}:  # a column of any type; only presence matters
         return [None if missing else 0 for missing in chunk.array(column).is_null(nan_is_null=True).to_pylist()]
+    if isinstance(chunk.array(column), pa.MapArray):
+        return _raw_maps(column, chunk, uses)
     array = chunk.ids(column) if "ids" in uses else chunk.numbers(column)
     if timed:  # a client does not have later ids
         array = as_lists(array)
         array = chosen(array, earlier(column, timed, chunk, list_lengths(array)))
+    return _raw(array)
+
+
+def _raw(array: pa.Array) -> list[Any]:
     return to_texts(array) if is_string(id_type(array.type)) else array.to_pylist()
+
+
+def _raw_maps(column: str, chunk: Chunk, uses: set[str]) -> list[Any]:
+    """Returns maps as lists of pairs, which keep a key that occurs twice, and keys that are no text in JSON."""
+    keys, values = lists_of_map(chunk.array(column))
+    values = chunk.to_ids(column, values) if "ids" in uses else to_numbers(values)
+    pairs = zip(_raw(chunk.to_ids(column, keys)), _raw(values), strict=True)
+    return [None if one is None else [list(pair) for pair in zip(one, other, strict=True)] for one, other in pairs]
 
 
 def first_rows(rows: Callable[..., Iterator[SplitRows]]) -> list[SplitRows]:

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torchx_recsys.apps.export.features import IdLists, Ids, SingleIds
 from torchx_recsys.apps.export.rules import Buckets, IdRule, ListedIds, offset_in_torch, torch_rule
 from trainer.config.data import DataConfig
-from trainer.config.features import SparseFeature
+from trainer.config.features import DenseFeature, SparseFeature
 from trainer.models.embeddings import name_in_model
 from trainer.models.outputs import ModelOutput, compute_outputs
 from trainer.rules.dense import dense_in_torch
 from trainer.rules.derived_ids import crossed_in_torch, inputs_of_cross, part_of_time
+from trainer.rules.expression import evaluated, inputs_of_expression
 
 
 def names_of_list(column: str) -> tuple[str, str]:
@@ -60,18 +61,23 @@ class Rules(nn.Module):
             columns: By feature. Numbers `[B]` float32, NaN where missing; single ids, and times in seconds since 1970,
                 `[B]` int64, with the tensor of `name_of_presence`, `[B]` bool; lists as the two tensors of
                 `names_of_list`, `[N]` and `[B]` int64; weights as the tensor of `name_of_weights`, `[N]` or `[B]`
-                float32; of crosses, the ids of each column.
+                float32; of crosses, the ids of each column; of expressions, the numbers of each column, float64.
         """
-        dense = [
-            dense_in_torch(columns[name], _present(name, columns), feature)
-            for name, feature in self._data.dense.items()
-        ]
+        dense = [self._number(name, feature, columns) for name, feature in self._data.dense.items()]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
         if not dense:
             first = next(iter(sparse.values()))
             samples = (first.lengths if isinstance(first, IdLists) else first.rows).shape[0]
             return torch.zeros((samples, 0)), sparse
         return torch.stack(dense, dim=1), sparse
+
+    def _number(self, name: str, feature: DenseFeature, columns: dict[str, Tensor]) -> Tensor:
+        """Returns a dense feature, `[B]` float32."""
+        if not feature.expression:
+            return dense_in_torch(columns[name], _present(name, columns), feature)
+        given = {column: columns[one] for column, one in inputs_of_expression(name, feature.expression).items()}
+        found = evaluated(feature.expression, given, torch).float()
+        return dense_in_torch(found, found.isfinite(), feature)
 
     def _ids(self, name: str, columns: dict[str, Tensor]) -> Ids:
         rule, feature = self._rules[name], self._data.sparse[name]

@@ -8,13 +8,33 @@ import pyarrow as pa
 from torchx_recsys.apps.export.served import name_of_presence, name_of_weights, names_of_list
 from trainer.batches.batch import features_only
 from trainer.config.data import DataConfig
-from trainer.config.features import DenseFeature, SparseFeature, columns_of, takes
+from trainer.config.features import (
+    DenseFeature,
+    SparseFeature,
+    columns_beside,
+    columns_of,
+    ids_beside,
+    takes,
+    takes_any,
+)
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
 from trainer.models.outputs import ModelOutput
+from trainer.rules.dense import NumberKeys
 from trainer.rules.derived_ids import SECONDS, inputs_of_cross
-from trainer.rules.plain_types import SECOND, has_values, id_type, is_list, is_moment, is_string, plain_type
+from trainer.rules.expression import inputs_of_expression
+from trainer.rules.plain_types import (
+    SECOND,
+    has_values,
+    id_type,
+    is_list,
+    is_moment,
+    is_string,
+    map_types,
+    plain_type,
+    values_type,
+)
 from trainer.rules.registry import id_rule
 
 VERSION = 2  # version 1 had no inputs that mark missing ids: -2^63, a valid id, stood for them
@@ -37,7 +57,7 @@ def signature(
     """
     _check_times(data, types)
     _check_earlier(data)
-    columns = [_of_dense(name, feature, types) for name, feature in data.dense.items()]
+    columns = [entry for name, feature in data.dense.items() for entry in _of_dense(name, feature, types)]
     for name, feature in data.sparse.items():
         columns += _of_sparse(name, feature, types, name in lists)
     inputs = [entry for column in columns for entry in inputs_of(column)]
@@ -75,7 +95,7 @@ def items_in(config: Config) -> dict[str, Any]:
 def column_types(files: FileSet, data: DataConfig) -> dict[str, pa.DataType]:
     """Returns the plain type of each feature column, from the first file with values in the column."""
     features = [*data.dense.items(), *data.sparse.items()]
-    columns = [column for name, feature in features for column in columns_of(name, feature)]
+    columns = [column for name, one in features for column in (*columns_of(name, one), *columns_beside(one).values())]
     return {column: _type_of(column, files) for column in columns}
 
 
@@ -90,13 +110,13 @@ def lists_in(files: FileSet, data: DataConfig) -> list[str]:
     return [
         name
         for name, column in columns.items()
-        if any(is_list(schema.field(column).type) for schema in files.files.first_of_schemas())
+        if any(is_list(values_type(schema.field(column).type)) for schema in files.files.first_of_schemas())
     ]
 
 
 def type_of_ids(dtype: pa.DataType) -> str:
     """Returns `string`, `int64` or `uint64` for the type of a column."""
-    ids = id_type(dtype)
+    ids = id_type(values_type(dtype))
     return "string" if is_string(ids) else "uint64" if pa.types.is_uint64(ids) else "int64"
 
 
@@ -106,8 +126,10 @@ def _check_times(data: DataConfig, types: dict[str, pa.DataType]) -> None:
     for kind, features in (("dense", data.dense), ("sparse", data.sparse)):
         for name, feature in features.items():
             for column in columns_of(name, feature):
-                if feature.transform != "is_missing":
+                if not takes_any(feature):
                     uses.setdefault(column, {})[takes(feature)] = f"data.{kind}.{name}"
+            for key, column in ids_beside(feature).items():
+                uses.setdefault(column, {})["ids"] = f"data.{kind}.{name}.{key}"
     for column, found in uses.items():
         differ = is_moment(types[column]) if "times" in found else _has_ticks(types[column])
         if differ and len(found) > 1:
@@ -137,11 +159,40 @@ def _check_earlier(data: DataConfig) -> None:
                     )
 
 
-def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -> dict[str, Any]:
+def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -> list[dict[str, Any]]:
+    """Returns the entries of a feature's columns."""
+    if feature.expression:
+        # The loader checks the columns by plain rules: the program computes the expression, and applies the others.
+        plain = {"kind": "number", "type": "float64", **NumberKeys().model_dump(exclude={"column"})}
+        return [
+            {"name": column, "input": one, **plain, "expression": feature.expression}
+            for column, one in inputs_of_expression(name, feature.expression).items()
+        ]
     (column,), rules = columns_of(name, feature), feature.model_dump(exclude={"column"})
     if takes(feature) == "times":
-        return _time(name, column, types[column]) | rules
-    return {"name": column, "input": name, "kind": "number", "type": "float32", **rules}
+        return [_time(name, column, types[column]) | rules]
+    about, beside = _of_lookup(name, feature, types)
+    if feature.overlap:
+        about = {"keys": type_of_ids(types[column])}
+        beside = [_read_beside(name, feature.overlap, types)]
+    return [{"name": column, "input": name, "kind": "number", "type": "float32", **rules, **about}, *beside]
+
+
+def _of_lookup(
+    name: str, feature: DenseFeature | SparseFeature, types: dict[str, pa.DataType]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns what a lookup adds to the entry of its column, and the entries of its other columns."""
+    if feature.lookup is None:
+        return {}, []
+    column, keys = columns_of(name, feature)[0], feature.lookup_in
+    of_keys = map_types(types[column])[0] if keys is None else types[keys]
+    about = {"lookup": feature.lookup, "lookup_in": keys, "keys": type_of_ids(of_keys)}
+    return about, [_read_beside(name, one, types) for one in (feature.lookup, keys) if one]
+
+
+def _read_beside(name: str, column: str, types: dict[str, pa.DataType]) -> dict[str, Any]:
+    """Returns the entry of a column that the loader reads for another one, and which is no input."""
+    return {"name": column, "input": name, "kind": "beside", "type": type_of_ids(types[column])}
 
 
 def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType], is_list: bool) -> list[dict[str, Any]]:
@@ -156,13 +207,15 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
     cut = feature.model_dump(include={"max_ids", "keep"}) if feature.max_ids and is_list else {}
     if feature.without:
         cut |= {"without": feature.without, "without_in": feature.without_in or columns[0]}
+    about, beside = _of_lookup(name, feature, types)
+    cut |= about
     kind, inputs = "list" if is_list else "id", inputs_of_cross(name, feature) or [name]
     ids = [
         {"name": column, "input": one, "kind": kind, "type": type_of_ids(types[column]), **rules, **cut}
         for column, one in zip(columns, inputs, strict=True)
     ]
     if feature.weights is None:
-        return ids
+        return [*ids, *beside]
     rules = {"ids": columns[0], "pooling": feature.pooling, **cut}
     kind = "weights" if is_list else "weight"
     return [*ids, {"name": feature.weights, "input": name, "kind": kind, "type": "float32", **rules}]
@@ -176,8 +229,10 @@ def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
 def inputs_of(column: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the entries of the inputs that a column of a signature becomes."""
     name = column["input"]
+    if column["kind"] == "beside":
+        return []
     if column["kind"] == "number":
-        return [{"name": name, "dtype": "float32", "shape": ["B"]}]
+        return [{"name": name, "dtype": column["type"], "shape": ["B"]}]
     if column["kind"] in ("id", "time"):
         present = {"name": name_of_presence(name), "dtype": "bool", "shape": ["B"], "present_of": name}
         return [{"name": name, "dtype": "int64", "shape": ["B"]}, present]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainer.config.features import SparseFeature, columns_of
+from trainer.config.features import SparseFeature, columns_beside, columns_of
 from trainer.config.root import Config
 
 
@@ -29,7 +29,7 @@ class Unit:
 def units_of(config: Config) -> list[Unit]:
     """Returns the units of a configuration; each column of a feature belongs to one of them."""
     data, model = config.data, config.model
-    dense = {name: {*columns_of(name, feature)} for name, feature in data.dense.items()}
+    dense = {name: {*columns_of(name, one), *columns_beside(one).values()} for name, one in data.dense.items()}
     sparse = {name: _own_columns(name, feature) for name, feature in data.sparse.items()}
     crosses = [name for name, feature in data.sparse.items() if feature.columns]
     apart = [{column} for name in crosses for column in sparse[name]]
@@ -42,7 +42,8 @@ def units_of(config: Config) -> list[Unit]:
 
 def _own_columns(name: str, feature: SparseFeature) -> set[str]:
     # Not `before`: it is the time of the row, to which the lists of another row are moved after they were cut.
-    return {*columns_of(name, feature), *(one for one in (feature.weights, feature.times) if one)}
+    beside = (feature.weights, feature.times, feature.lookup, feature.lookup_in)
+    return {*columns_of(name, feature), *(one for one in beside if one)}
 
 
 def _merged(sets: Iterable[set[str]]) -> list[set[str]]:

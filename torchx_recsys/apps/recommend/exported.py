@@ -15,7 +15,15 @@ from trainer.core.errors import InputError, nearest, some_of
 from trainer.rules.id_lists import kept_range
 from trainer.rules.plain_types import is_string, to_ids, to_texts
 
-USES = {"number": "numbers", "weight": "numbers", "weights": "numbers", "id": "ids", "list": "ids", "time": "times"}
+USES = {
+    "beside": "ids",
+    "number": "numbers",
+    "weight": "numbers",
+    "weights": "numbers",
+    "id": "ids",
+    "list": "ids",
+    "time": "times",
+}
 
 
 class ExportedItems:
@@ -42,7 +50,9 @@ class ExportedItems:
         self._cuts = {column["name"]: column for column in signature["columns"] if "max_ids" in column}
         self._uses: dict[str, set[str]] = {}
         for column in signature["columns"]:
-            use = "nulls" if column.get("transform") == "is_missing" else USES[column["kind"]]
+            use = "ids" if column.get("overlap") else USES[column["kind"]]
+            if column.get("transform") == "is_missing" and not {"lookup", "overlap", "expression"} & column.keys():
+                use = "nulls"
             self._uses.setdefault(column["name"], set()).add(use)
         there = items.table.column_names
         self.columns = about.get("columns") or [name for name in self._uses if name in there]

@@ -227,7 +227,11 @@ class ByExportedScores:
         return first_of_all(found, k, _with_seen(excluded, self._items, columns))
 
     def _has_both(self, column: dict[str, Any]) -> bool:
-        names = {column[key] for key in ("name", "ids", "without", "without_in") if column.get(key)}
+        names = {
+            column[key]
+            for key in ("name", "ids", "without", "without_in", "lookup", "lookup_in", "overlap")
+            if column.get(key)
+        }
         return 0 < len(names.intersection(self._items.columns)) < len(names)
 
     def _inputs(self, columns: Columns) -> dict[str, Tensor]:

@@ -77,8 +77,7 @@ def sides_of(config: Config, item_columns: Collection[str]) -> Sides:
 
 
 def _columns(name: str, feature: DenseFeature | SparseFeature) -> list[str]:
-    beside = columns_beside(feature).values() if isinstance(feature, SparseFeature) else ()
-    return [*columns_of(name, feature), *beside]
+    return [*columns_of(name, feature), *columns_beside(feature).values()]
 
 
 def decoded(

@@ -22,7 +22,7 @@ import pyarrow.csv as pa_csv
 from isal.isal_zlib import crc32
 
 from trainer.config.data import DataConfig
-from trainer.config.features import columns_of, takes
+from trainer.config.features import columns_of, ids_beside, takes
 from trainer.core.console import plural
 from trainer.core.errors import InputError, first_line, some_of
 from trainer.core.secrets import without_secrets
@@ -349,7 +349,8 @@ def column_types(config: DataConfig) -> dict[str, pa.DataType]:
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
     features = [*config.dense.items(), *config.sparse.items()]
     integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]
-    ids = {*chain(*integers), *config.groups, *hard, *config.history.reads}
+    beside = [ids_beside(feature).values() for _, feature in features]
+    ids = {*chain(*integers, *beside), *config.groups, *hard, *config.history.reads}
     types: dict[str, pa.DataType] = {}
     for name in config.columns:
         kind = pa.string() if name in config.csv.strings else pa.int64() if name in ids else pa.float64()

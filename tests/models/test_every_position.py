@@ -77,8 +77,8 @@ def test_a_position_is_the_end_of_a_shorter_history(name, keys):
             torch.testing.assert_close(found[EARLIER_PAIRS][sample, place - 1], shorter["next"][0])
 
 
-@pytest.mark.parametrize("log_q", [False, True])
-def test_the_loss_is_the_mean_over_all_positions(log_q):
+@pytest.mark.parametrize(("log_q", "without_had"), [(False, False), (True, False), (True, True)])
+def test_the_loss_is_the_mean_over_all_positions(log_q, without_had):
     """In float64, against a loop over samples, positions and negatives, with gradients."""
     rows, lanes, positions = LaneRows(samples=3, drawn=4, hard=0), 2, 5
     random, count = torch.Generator().manual_seed(0), lanes * 7
@@ -91,7 +91,13 @@ def test_the_loss_is_the_mean_over_all_positions(log_q):
     present, log_odds = (place < rows.samples) & (torch.arange(count) != 1), odds.log()[group[:, 0]]
     loss = LossOverSamples(partial(sampled_softmax, rows=rows, log_q=log_q, temperature=0.5), rows.total)
     earlier = EarlierPairs(pairs[:, 1:], group[:, 1:])
-    found = loss(pairs[:, 0], label, group[:, 0], present, log_odds, earlier=earlier)
+    had = torch.rand(count, ITEMS, generator=random) < (0.4 if without_had else 0)
+
+    def of_units(items):
+        return torch.stack([had.view(lanes, -1, ITEMS)[lane][:, items[lane]] for lane in range(lanes)])
+
+    options = {"had": of_units} if without_had else {}
+    found = loss(pairs[:, 0], label, group[:, 0], present, log_odds, earlier=earlier, **options)
     expected = torch.zeros(count).double()
     for row in range(count):
         if not present[row]:
@@ -101,7 +107,7 @@ def test_the_loss_is_the_mean_over_all_positions(log_q):
             (query, item), own = pairs[row, at], group[row, at]
             total = positive = torch.exp(query @ item / 0.5)
             for other in range(first + rows.samples, first + rows.total):
-                if group[other, 0] != own:
+                if group[other, 0] != own and not had[row, group[other, 0]]:
                     often = rows.drawn * odds[group[other, 0]] if log_q else 1
                     total = total + torch.exp(query @ pairs[other, 0, 1] / 0.5) / often
             each.append(torch.log(total / positive))

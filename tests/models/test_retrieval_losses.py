@@ -2,12 +2,16 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.batches.rows import NO_ITEM
-from trainer.config.data import LaneRows
+from trainer.config.data import CatalogueConfig, DataConfig, LaneRows
+from trainer.models.had_items import HadItems
 from trainer.models.losses import LossOverSamples, in_batch_softmax, sampled_softmax
+from trainer.rules.registry import id_rule
 
 LANES, ITEMS, TEMPERATURE = 3, 6, 0.7
 ROWS = LaneRows(samples=5, drawn=4, hard=2)
@@ -19,7 +23,7 @@ class Case:
     def __init__(self, rows):
         random = torch.Generator().manual_seed(0)
         count = LANES * rows.total
-        self.rows = rows
+        self.rows, self.had = rows, {}
         self.prediction = torch.randn(count, 2, 3, generator=random, dtype=torch.float64).requires_grad_()
         self.label = torch.randint(2, (count,), generator=random).double()
         self.item = torch.randint(ITEMS, (count,), generator=random)
@@ -37,7 +41,7 @@ class Case:
     def found(self, loss, **options):
         rows = {"rows": self.rows} if loss is sampled_softmax else {}
         each = LossOverSamples(partial(loss, temperature=TEMPERATURE, **rows, **options), self.rows.total)
-        return each(self.prediction, self.label, self.item, self.present, self.log_q)
+        return each(self.prediction, self.label, self.item, self.present, self.log_q, **self.had)
 
     def expected(self, negatives):
         """Returns the losses, if `negatives` gives the rows and divisors of a sample's negatives."""
@@ -97,6 +101,43 @@ def test_in_batch_softmax_corrected_by_the_frequency_of_items(rows):
         return [(other, len(others) * case.odds[case.item[other]]) for other in others]
 
     assert_same(case, case.found(in_batch_softmax, log_q=True), case.expected(negatives))
+
+
+@pytest.mark.parametrize("loss", [sampled_softmax, in_batch_softmax])
+def test_items_that_a_sample_has_had_are_no_negatives_of_it(loss):
+    """But for its hard negatives. Features with the items are a list and a single id, with rules of their own."""
+    case = Case(ROWS)
+    random = torch.Generator().manual_seed(1)
+    lengths = torch.randint(4, (len(case.item),), generator=random)
+    lists = [torch.randint(ITEMS, (int(length),), generator=random).tolist() for length in lengths]
+    last = torch.randint(ITEMS, (len(case.item),), generator=random).tolist()
+    sparse = {"list": {"rows": 1000, "ids": "hash", "salt": 5}, "last": {"rows": 50, "offset": 9}}
+    data = DataConfig.model_validate({"sparse": sparse})
+    data = data.model_copy(update={"catalogue": CatalogueConfig(negatives_not_in=["list", "last"])})
+    rows = {
+        name: id_rule(name, feature).rows_of(np.arange(ITEMS) + feature.offset) for name, feature in data.sparse.items()
+    }
+    values = [int(rows["list"][item]) for one in lists for item in one] + [int(rows["last"][item]) for item in last]
+    features = KeyedJaggedTensor(
+        keys=[*sparse],
+        values=torch.tensor(values, dtype=torch.int32),
+        lengths=torch.cat([lengths, torch.ones_like(lengths)]).int(),
+    )
+    case.had = {"had": HadItems(data).of(features, are_rows=False)}
+
+    def negatives(row):
+        first = row // ROWS.total * ROWS.total
+        start, end = first + ROWS.samples, first + ROWS.samples + ROWS.drawn
+        others = [*range(start, end)] if loss is sampled_softmax else [*range(first, start)]
+        others = [other for other in others if case.item[other] not in (*lists[row], last[row])]
+        hard = range(end + (row - first) * ROWS.hard, end + (row - first + 1) * ROWS.hard)
+        others += hard if loss is sampled_softmax else []
+        return [(other, 1.0) for other in others if loss is sampled_softmax or case.present[other]]
+
+    with_all = case.expected(negatives)
+    assert_same(case, case.found(loss), with_all)
+    case.had = {}
+    assert not torch.allclose(case.found(loss), with_all)
 
 
 def test_with_many_draws_the_correction_gives_the_loss_over_all_items():

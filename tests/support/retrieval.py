@@ -55,8 +55,14 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def settings(data: Path, across: str = "lane", losses: tuple[str, ...] = tuple(LOSSES), **changes: object) -> dict:
-    """Returns a configuration of two towers."""
+def settings(
+    data: Path,
+    across: str = "lane",
+    losses: tuple[str, ...] = tuple(LOSSES),
+    without_had: bool = False,
+    **changes: object,
+) -> dict:
+    """Returns a configuration of two towers, whose negatives are `without_had` items if set."""
     tree = config(data / "train", optimizer__dense={"name": "sgd", "learning_rate": 0.2}, **changes)
     tree["data"] |= {
         "validation": [str(data / "validation")],
@@ -73,6 +79,7 @@ def settings(data: Path, across: str = "lane", losses: tuple[str, ...] = tuple(L
             "hard_negatives": "avoided",
             "hard_negatives_per_sample": HARD,
             "exclude": ["had"],
+            **({"negatives_not_in": ["had"]} if without_had else {}),
         },
     }
     tree["model"] = {
@@ -189,10 +196,11 @@ class ByHand:
             return torch.exp(query @ self.item(item) / 0.5) / times
 
         draws = in_batch if name == "in_batch" else drawn
+        had = (sample["avoided"] or []) if self.config.data.catalogue.negatives_not_in else []
         others = torch.zeros(()).double()
         for item in draws:
             count = self.items[item]["count"]
-            if item != own and (name == "plain" or count):
+            if item != own and item not in had and (name == "plain" or count):
                 others = others + odds(item, 1 if name == "plain" else len(draws) * count / weight)
         if name != "in_batch":
             for item in (sample["avoided"] or [])[:HARD]:

@@ -30,7 +30,7 @@ def runs(matrix, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
 
     def job(name, ranks, steps=STEPS, **changes):
-        tree = settings(data, planner__sharding_types=PLANS[ranks], train__steps=steps, **changes)
+        tree = settings(data, planner__sharding_types=PLANS[ranks], train__steps=steps, without_had=True, **changes)
         return {"config": tree, "out": str(folder / name)}
 
     rounds = {ranks: [job(f"{across}-{ranks}", ranks, across=across) for across in UNITS] for ranks in matrix}
@@ -50,7 +50,7 @@ def by_hand(data):
     """The losses and the metrics of the reference, by unit."""
     found = {}
     for across in UNITS:
-        reference = ByHand(data, Config.model_validate(settings(data, across, train__steps=STEPS)))
+        reference = ByHand(data, Config.model_validate(settings(data, across, train__steps=STEPS, without_had=True)))
         found[across] = reference.losses(STEPS), reference.metrics()
     return found
 

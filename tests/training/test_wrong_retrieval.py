@@ -76,6 +76,21 @@ def here(tmp_path, monkeypatch):
             ["data.catalogue.hard_negatives_per_sample is 3", "data.catalogue.hard_negatives is unset"],
         ),
         (
+            changed(catalogue={"negatives_not_in": ["s9"]}),
+            ["data.catalogue.negatives_not_in names 's9', which is no sparse feature"],
+        ),
+        (
+            changed(catalogue={"negatives_not_in": ["s1"]}),
+            ["data.catalogue.negatives_not_in names 's1', which is the item's own feature; name one of the query"],
+        ),
+        (
+            changed(
+                task={"loss": "in_batch_softmax", "group": "s0", "metrics": None},
+                catalogue={"negatives": None, "negatives_not_in": ["s0"]},
+            ),
+            ["needs the item of each sample, but tasks.one.group is 's0'; set it to data.catalogue.id, 's1'"],
+        ),
+        (
             changed(task={"loss": "in_batch_softmax", "log_q": True, "metrics": None}, data__catalogue={}),
             ["tasks.one.log_q is true, which needs a catalogue"],
         ),

@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ESMM, OUTPUTS, RETRIEVES, USED_BY, ModelConfig
-from trainer.config.tasks import TaskConfig
+from trainer.config.tasks import WITH_NEGATIVES, TaskConfig
 from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
 
@@ -72,7 +72,7 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
     read = {*roles.values(), *model.actions, *model.history_attributes, *model.target_attributes, *model.context}
     read |= {model.history_times, model.target_time}
     for name in data.raw:
-        if name not in (*read, *data.catalogue.exclude):
+        if name not in (*read, *data.catalogue.had):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
                 "with model.name hstu, dlrm_hstu or recency as model.history_times or model.target_time, or leave the "
@@ -293,7 +293,7 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
             f"model.target alone; set it to ['{model.target}']"
         )
     read = (model.target, model.history, *model.actions, model.history_times, model.target_time)
-    unread = {name for name in data.raw if name in data.catalogue.exclude}
+    unread = {name for name in data.raw if name in data.catalogue.had}
     for name in known if model.retrieves else ():
         if name not in (*read, *unread) or model.history is None:
             what = f"does not read '{name}'" if model.history else "needs model.history"
@@ -316,4 +316,32 @@ def _check_catalogue(model: ModelConfig, data: DataConfig, tasks: dict[str, Task
             raise InputError(
                 f"data.catalogue.{key} is {value!r}, but no task has the loss 'sampled_softmax', which uses them; "
                 "leave it out or set the loss"
+            )
+    _check_had(model, data, tasks)
+
+
+def _check_had(model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig]) -> None:
+    """Refuses items that are to be no negatives where there are none, or where they could not be found."""
+    names, key = data.catalogue.negatives_not_in, "data.catalogue.negatives_not_in"
+    if not names:
+        return
+    compared = {name: task for name, task in tasks.items() if task.loss in WITH_NEGATIVES}
+    if not compared:
+        raise InputError(
+            f"{key} is {names}, but no task has the loss 'sampled_softmax' or 'in_batch_softmax', which has negatives; "
+            "leave it out or set the loss"
+        )
+    for name, task in compared.items():
+        if task.group != data.catalogue.id:
+            raise InputError(
+                f"{key} is {names}, which needs the item of each sample, but tasks.{name}.group is {task.group!r}; set "
+                f"it to data.catalogue.id, '{data.catalogue.id}'"
+            )
+    for name in names:
+        if name in model.item_features:
+            raise InputError(f"{key} names '{name}', which is the item's own feature; name one of the query")
+        if model.every_position and data.table_of(name) != data.table_of(str(model.target)):
+            raise InputError(
+                f"{key} names '{name}', but with model.every_position items are found in the table of model.target, "
+                f"'{data.table_of(str(model.target))}'; name features of that table, such as model.history"
             )

@@ -86,9 +86,17 @@ class CatalogueConfig(Section):
     """Column of the samples with a list of items, which sampled_softmax takes as negatives of that sample alone."""
     hard_negatives_per_sample: pydantic.PositiveInt = 1
     """Items taken from the beginning of each such list."""
+    negatives_not_in: list[str] = pydantic.Field([], exclude_if=lambda names: not names)
+    """Sparse features with items that the query has had: items drawn, and in_batch_softmax's items of other samples,
+    are no negatives of a sample that has them there. Hard negatives stay."""
     exclude: Annotated[list[str], MayChange] = []
     """Sparse features with items that the query has had already, which metrics over all items and recommended lists
     leave out. The sample's own item stays in."""
+
+    @property
+    def had(self) -> list[str]:
+        """The sparse features with items that the query has had."""
+        return [*self.exclude, *self.negatives_not_in]
 
     @property
     def hard(self) -> int:
@@ -321,20 +329,19 @@ class DataConfig(Section):
                 f"data.catalogue.hard_negatives_per_sample is {catalogue.hard_negatives_per_sample}, but "
                 "data.catalogue.hard_negatives is unset; set both or none"
             )
-        for name in catalogue.exclude:
-            self._check_excluded(name)
+        for key in ("exclude", "negatives_not_in"):
+            for name in getattr(catalogue, key):
+                self._check_excluded(f"data.catalogue.{key}", name)
 
-    def _check_excluded(self, name: str) -> None:
+    def _check_excluded(self, named_by: str, name: str) -> None:
         """Refuses a feature whose ids are no ids of items."""
         if name not in self.sparse:
-            raise InputError(
-                f"data.catalogue.exclude names '{name}', which is no sparse feature{nearest(name, self.sparse)}"
-            )
+            raise InputError(f"{named_by} names '{name}', which is no sparse feature{nearest(name, self.sparse)}")
         feature = self.sparse[name]
         for key in ("columns", "buckets", "transform", "lookup"):
             if (value := getattr(feature, key)) not in ([], "none", None):
                 raise InputError(
-                    f"data.catalogue.exclude names '{name}', but data.sparse.{name}.{key} is {value!r}, which makes no "
+                    f"{named_by} names '{name}', but data.sparse.{name}.{key} is {value!r}, which makes no "
                     "ids of items; name a feature that reads such ids as they are"
                 )
 

@@ -54,6 +54,7 @@ LOSS_KINDS = {
     "in_batch_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "log_q", "across")),
     "sampled_softmax": LossKind(("vectors",), (2, "D"), ("temperature", "log_q", "across"), grouped=True),
 }
+WITH_NEGATIVES = ("in_batch_softmax", "sampled_softmax")
 OWN_LOSS = LossKind(get_args(Output), None, numeric=True)
 OPTIONS = sorted({option for kind in LOSS_KINDS.values() for option in kind.options})
 

@@ -7,6 +7,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from trainer.config.data import DataConfig
 from trainer.core.errors import InputError
+from trainer.models.had_items import matches
 from trainer.rules.base import RefusedId
 from trainer.rules.registry import id_rule
 
@@ -35,13 +36,8 @@ class SeenItems:
         """Returns pairs of a sample and the place of an item in the catalogue, `[N, 2]` int64."""
         pairs = [torch.empty(0, 2, dtype=torch.int64, device=sparse.device())]
         for name, (rows, places) in self._rows.items():
-            seen, lengths = sparse[name].values().long(), sparse[name].lengths()
-            first, last = (torch.searchsorted(rows, seen, right=right) for right in (False, True))
-            number = last - first
-            sample = torch.arange(len(lengths), device=seen.device).repeat_interleave(lengths).repeat_interleave(number)
-            ends = number.cumsum(0)
-            within = torch.arange(len(sample), device=seen.device) - (ends - number).repeat_interleave(number)
-            pairs.append(torch.stack([sample, places[first.repeat_interleave(number) + within]], dim=1))
+            sample, found = matches(sparse[name].values().long(), sparse[name].lengths(), rows)
+            pairs.append(torch.stack([sample, places[found]], dim=1))
         return torch.cat(pairs)
 
 

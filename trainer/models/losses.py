@@ -22,6 +22,7 @@ from trainer.config.tasks import TaskConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.epoch_order import Lanes
+from trainer.models.had_items import Had
 
 
 def binary(logit: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -166,18 +167,24 @@ def bpr(own: ComparedSamples, others: ComparedSamples) -> Tensor:
 
 
 def in_batch_softmax(
-    own: ComparedSamples, others: ComparedSamples, temperature: float = 1.0, log_q: bool = False
+    own: ComparedSamples,
+    others: ComparedSamples,
+    temperature: float = 1.0,
+    log_q: bool = False,
+    had: Had | None = None,
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among the items of all samples, times the label.
 
     Predictions are `[U, N, 2, D]`: the vectors of the query and of the item. Only items of another group, the item's
-    id, count as negatives. With `log_q`, the other samples are taken as draws from the catalogue, and only items that
-    can be drawn count.
+    id, count as negatives, without those that the query has `had`. With `log_q`, the other samples are taken as draws
+    from the catalogue, and only items that can be drawn count.
     """
     query, item = own.prediction.unbind(2)
     positive = (query * item).sum(-1) / temperature
     negatives = query @ others.prediction[:, :, 1].mT / temperature
     counts = others.present[:, None] & ~_same_group(own, others)
+    if had:
+        counts = counts & ~had(others.group)
     if log_q:
         draws = (others.present.sum(-1) - 1).clamp(min=1)
         counts = counts & others.log_q.isfinite()[:, None]
@@ -204,6 +211,7 @@ def sampled_softmax(
     temperature: float = 1.0,
     log_q: bool = False,
     earlier: EarlierPairs | None = None,
+    had: Had | None = None,
 ) -> Tensor:
     """Returns the cross-entropy of finding a query's item among negatives from the catalogue, times the label.
 
@@ -218,10 +226,13 @@ def sampled_softmax(
         log_q: Whether drawn negatives are corrected for how often they are expected.
         earlier: Earlier queries of the samples of this rank, whose negatives are those drawn. The loss of a sample is
             then the mean over all its queries.
+        had: Finds the drawn items that the samples of this rank have had, which are no negatives of theirs.
     """
     lanes, end = own.in_lanes(rows.total), rows.samples + rows.drawn
     samples, hard = lanes.rows(0, rows.samples), lanes.rows(end, rows.total)
     drawn = others.in_lanes(rows.total).rows(rows.samples, end)
+    items = drawn.group.flatten(1)
+    new = ~had(items).unflatten(1, (-1, rows.total))[:, :, : rows.samples] if had else None
 
     def scores_of(pairs: Tensor, group: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the scores of the items and of the drawn negatives, and which count, for `[U, lanes, N, 2, D]`."""
@@ -232,11 +243,14 @@ def sampled_softmax(
         if log_q:
             scores[1] = scores[1] - expected(drawn.log_q.flatten(1), drawn.log_q[0].numel())[:, None, None]
         group = group[..., None]
-        return scores, [torch.ones_like(group, dtype=torch.bool), group != drawn.group.flatten(1)[:, None, None]]
+        others = group != items[:, None, None]
+        if new is not None:  # of a sample's queries alike
+            others = others & new.repeat_interleave(others.shape[2] // rows.samples, dim=2)
+        return scores, [torch.ones_like(group, dtype=torch.bool), others]
 
     scores, counts = scores_of(samples.prediction, samples.group)
-    query, items = samples.prediction[..., 0, :], hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))
-    scores.append((query[..., None, :] * items).sum(-1) / temperature)
+    query, ours = samples.prediction[..., 0, :], hard.prediction[..., 1, :].unflatten(2, (rows.samples, rows.hard))
+    scores.append((query[..., None, :] * ours).sum(-1) / temperature)
     of_hard = hard.group.unflatten(2, (rows.samples, rows.hard))
     counts.append((samples.group[..., None] != of_hard) & (of_hard != NO_ITEM))
     loss = _cross_entropy(scores, counts)
@@ -316,7 +330,7 @@ class LossOverSamples:
         group: Tensor | None,
         present: Tensor,
         log_q: Tensor,
-        **options: EarlierPairs,
+        **options: EarlierPairs | Had,
     ) -> Tensor:
         """Returns the loss of each sample of the local batch, `[B]`, 0 where it is not present."""
         group = self._positions(label) if group is None else group

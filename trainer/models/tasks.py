@@ -10,10 +10,11 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from trainer.batches.batch import Batch
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
-from trainer.config.tasks import TaskConfig
+from trainer.config.tasks import WITH_NEGATIVES, TaskConfig
 from trainer.core.errors import InputError, some_of
 from trainer.core.registry import find_by_name
 from trainer.models.base import BatchOutputs, Predictions
+from trainer.models.had_items import HadItems
 from trainer.models.losses import (
     LOSSES,
     LOSSES_OVER_SAMPLES,
@@ -54,6 +55,8 @@ class TaskLoss:
         self._over_samples = None
         if task.compares_samples:
             self._over_samples = LossOverSamples(self._loss, rows.total if task.across == "lane" else None)
+        excludes = data.catalogue.negatives_not_in and task.loss in WITH_NEGATIVES
+        self.had = HadItems(data) if excludes else None
         self.is_across_ranks = task.compares_samples and task.across != "lane"
         self.checks_labels = task.loss in ("softmax", "poisson")
 
@@ -65,6 +68,8 @@ class TaskLoss:
             group, options = None if self._group is None else batch.groups[:, self._group], {}
             if (rows := predictions.get(ROWS_OF_ITEMS)) is not None:
                 group, options["earlier"] = rows[:, 0], EarlierPairs(predictions[EARLIER_PAIRS], rows[:, 1:])
+            if self.had:
+                options["had"] = self.had.of(batch.sparse, are_rows=rows is not None)
             each = self._over_samples(prediction, label, group, batch.weights * factor > 0, batch.log_q, **options)
         else:
             each = self._loss(prediction, label)
@@ -205,9 +210,13 @@ class TaskLosses(nn.Module):
 
     @property
     def is_function(self) -> bool:
-        """Whether the loss is a function of this rank's tensors alone: it checks no values, and needs no other rank."""
+        """Whether the loss is a function of this rank's tensors alone: it checks no values, and needs no other rank.
+
+        Nor may sizes within it depend on values, as those of items that samples have had do.
+        """
         return not self.weighting.needs_gradients and not any(
-            isinstance(loss, TaskLoss) and (loss.checks_labels or loss.is_across_ranks) for loss in self._losses
+            isinstance(loss, TaskLoss) and (loss.checks_labels or loss.is_across_ranks or loss.had)
+            for loss in self._losses
         )
 
     def of(self, predictions: Predictions, batch: Batch) -> Tensor:

@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from jobs import config, launch, saved_tensors, write_rows
 from sequences import sequence_config
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.models.builder import build_model_with_loss
+from trainer.models.hidden_layers import tower
+from trainer.models.pooled import PooledModel, vector_width
 from trainer.models.step_samples import samples_of
 from trainer.plan.dense_part import dense_part
 
 LENGTHS, COLUMNS, CPU = torch.tensor([5, 0, 3, 5, 1, 2, 4, 5]).int(), 16, torch.device("cpu")
+MORE = {"dropout": 0.3, "normalization": "layer", "activation": "gelu"}
 
 
 def built(model, recompute, **changes):
@@ -64,6 +68,61 @@ def test_the_plan_counts_less_memory_and_more_work(model):
     assert 1.2 < again.work.batched_flops / plain.work.batched_flops < 1.5
 
 
+def tower_alone(inputs):
+    """A model whose network is the tower itself, which TorchRec's pipeline meets as it traces the model."""
+    return PooledModel(inputs, tower(inputs, vector_width(inputs), inputs.config.over_layers, 1))
+
+
+def pooled(data, name, recompute, **changes):
+    model = {"name": name, "embedding_dim": 16, "over_layers": [32, 24], **MORE}
+    if name == "mmoe":
+        model = {"name": name, "embedding_dim": 16, "experts": {"shared": 3, "layers": [32, 24]}, **MORE}
+    return config(data, model=model, train__recompute=recompute, train__micro_batches=2, train__steps=4, **changes)
+
+
+def test_trained_towers_have_the_same_bits(tmp_path):
+    data, names = write_rows(tmp_path / "data", [300]), ("deepfm", "dlrm", "mmoe", f"{__name__}:tower_alone")
+    jobs = [
+        {"config": pooled(data, name, recompute), "out": str(tmp_path / f"{at}-{recompute}")}
+        for at, name in enumerate(names)
+        for recompute in (False, True)
+    ]
+    launch(jobs, 1, tmp_path)
+    for at, name in enumerate(names):
+        plain, again = (saved_tensors(tmp_path / f"{at}-{recompute}", 4) for recompute in (False, True))
+        assert [part for part in plain if not torch.equal(plain[part], again[part])] == [], name
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "most"),
+    [
+        # Of its only tower, what comes out of each layer is kept, and what is between them is not.
+        ("deepfm", {"over_layers": [1024] * 4, **MORE}, 0.7),
+        # Of the experts, what comes out of the last layer, and one of them whole in backward.
+        ("mmoe", {"experts": {"shared": 8, "layers": [512, 64]}}, 0.4),
+        ("mmoe", {"experts": {"shared": 8, "layers": [512, 64]}, **MORE}, 0.3),
+    ],
+)
+def test_the_plan_counts_less_memory_of_towers(name, keys, most):
+    plain, again = (
+        dense_part(
+            Config.model_validate(
+                config(
+                    "data",
+                    model={"name": name, "embedding_dim": 16, **keys},
+                    data__global_batch_size=8192,
+                    train__recompute=recompute,
+                )
+            ),
+            1,
+        )
+        for recompute in (False, True)
+    )
+    assert again.memory.activations < most * plain.memory.activations
+    assert again.work.flops > 1.2 * plain.work.flops
+
+
 def test_a_model_without_such_parts_is_refused():
-    with pytest.raises(InputError, match=r"train.recompute is true, but model.name 'din' has no part that can be"):
-        built("din", True)
+    tree = config("data", train__recompute=True, model={"name": "wide_deep", "over_layers": []})
+    with pytest.raises(InputError, match=r"train.recompute is true, but model.name 'wide_deep' has no hidden layers"):
+        build_model_with_loss(Config.model_validate(tree), CPU, None)

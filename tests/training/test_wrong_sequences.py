@@ -291,8 +291,8 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
             "model.normalization is 'batch', but model.name 'dlrm_hstu' has no layer",
         ),
         (
-            DIN | {"train__recompute": True},
-            "train.recompute is true, but model.name 'din' has no part that can be computed again; leave it out",
+            DIN | {"train__recompute": True, "model__normalization": "batch"},
+            "model.normalization is 'batch', whose running means would move twice in a step, but train.recompute",
         ),
         (CUSTOM | {"model__name": "custom:Renamed"}, "the model keeps ModelInputs.sequences as 'unpooled'"),
     ],

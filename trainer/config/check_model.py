@@ -57,6 +57,11 @@ def _check_normalization(model: ModelConfig, train: TrainConfig) -> None:
             f"model.normalization is 'batch', over the samples of a whole batch, but train.micro_batches is "
             f"{train.micro_batches}, which computes one part after the other; use 1, or 'layer'"
         )
+    if model.normalization == "batch" and train.recompute:
+        raise InputError(
+            "model.normalization is 'batch', whose running means would move twice in a step, but train.recompute is "
+            "true; leave that out, or use 'layer'"
+        )
 
 
 def _check_sequences(model: ModelConfig, data: DataConfig) -> None:

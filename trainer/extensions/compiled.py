@@ -20,6 +20,7 @@ from trainer.core.distributed import DistributedContext, gather_to_all
 from trainer.core.errors import first_line
 from trainer.models.base import BatchOutputs, Predictions
 from trainer.models.normalization import BatchNorm
+from trainer.models.recompute import is_recomputed
 from trainer.models.tasks import ModelWithLoss
 from trainer.plan.sharding import PooledTables
 
@@ -64,7 +65,8 @@ def _as_one_graph(model: ModelWithLoss, context: DistributedContext, config: Con
         return None
     if len(tables) != 1 or not isinstance(tables[0], PooledTables):
         return None
-    if any(isinstance(module, BatchNorm) for module in model.modules()):  # which changes running means
+    # The one changes running means, the other computes in backward.
+    if any(isinstance(module, BatchNorm) for module in model.modules()) or is_recomputed(model):
         return None
     # The same weights, and embeddings in place of the tables.
     same = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

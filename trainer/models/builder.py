@@ -128,7 +128,7 @@ def build_model_with_loss(
     model = build_model(config.data, config.model, config.predictions(), device)
     if config.train.recompute and not recompute_parts(model):
         raise InputError(
-            f"train.recompute is true, but model.name '{config.model.name}' has no part that can be computed again; "
-            "leave it out, or use sasrec, hstu or dlrm_hstu"
+            f"train.recompute is true, but model.name '{config.model.name}' has no hidden layers or blocks here "
+            "that could be computed again; give it some, or leave train.recompute out"
         )
     return ModelWithLoss(model, TaskLosses(config, device, samples_per_lane), device.type, dtype)

@@ -6,8 +6,17 @@ from torchrec.modules.mlp import MLP, Perceptron
 
 from trainer.models.base import ModelInputs
 from trainer.models.normalization import BatchNorm, LayerNorm
+from trainer.models.recompute import Recomputable
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
+
+
+class HiddenLayer(Recomputable, Perceptron):
+    """A hidden layer that can be computed again in backward."""
+
+
+class HiddenLayers(Recomputable, MLP):
+    """A network with hidden layers that can be computed again in backward."""
 
 
 def hidden_layers(inputs: ModelInputs, width: int, layers: list[int]) -> nn.Module:
@@ -33,15 +42,20 @@ def completed(network: nn.Module, inputs: ModelInputs, of_items: bool = False) -
     """Puts what `[model]` asks for behind the linear layer of each hidden layer of a network, and returns the network.
 
     TorchRec's layer has an activation only, so this is in its place. Without anything else it stays what it was.
+    TorchRec also makes the networks, those of DLRM in its own modules, so they become `Recomputable` in their places.
     """
     for layer in [module for module in network.modules() if isinstance(module, Perceptron)]:
         if layer._activation_fn is not torch.relu:  # the last layer of a tower
             continue
+        layer.__class__ = HiddenLayer
         kind = "none" if of_items else inputs.config.normalization
         parts = [_normalization(layer, kind, inputs), activation(inputs), inputs.dropout()]
         used = [part for part in parts if not isinstance(part, nn.Identity)]
         if len(used) > 1 or inputs.config.activation != "relu":
             layer._activation_fn = nn.Sequential(*used)
+    for part in [module for module in network.modules() if isinstance(module, MLP)]:
+        if any(isinstance(layer, HiddenLayer) for layer in part.modules()):
+            part.__class__ = HiddenLayers
     return network
 
 

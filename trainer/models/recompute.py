@@ -36,8 +36,25 @@ def _recomputed(part: Callable[..., Any], contexts: Contexts, *inputs: Any) -> A
 
 
 def recompute_parts(model: nn.Module) -> bool:
-    """Has the parts of a model computed again in backward, and returns whether there are any."""
-    parts = [module for module in model.modules() if isinstance(module, Recomputable)]
+    """Has the largest parts of a model computed again in backward, and returns whether there are any.
+
+    Backward needs a whole part again at once. So a model that is one part saves nothing by it, and the parts of that
+    part are computed again in its place.
+    """
+    parts = _largest(model)
+    if len(parts) == 1:
+        parts = [inner for child in parts[0].children() for inner in _largest(child)] or parts
     for part in parts:
         part.contexts = samples_of(model).now_and_later
     return bool(parts)
+
+
+def is_recomputed(model: nn.Module) -> bool:
+    """Returns whether parts of a model are computed again in backward."""
+    return any(isinstance(module, Recomputable) and module.contexts for module in model.modules())
+
+
+def _largest(module: nn.Module) -> list[Recomputable]:
+    if isinstance(module, Recomputable):
+        return [module]
+    return [part for child in module.children() for part in _largest(child)]

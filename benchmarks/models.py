@@ -33,12 +33,13 @@ MODELS = {
     "dbmtl": ["movielens_dbmtl"],
     "din": ["movielens_din"],
     "sasrec": ["movielens_sasrec"],
+    "bst": ["movielens_bst"],
     "hstu": ["movielens_hstu"],
     "dlrm_hstu": ["movielens_dlrm_hstu"],
     "without history": ["movielens_without_history"],
 }
 RETRIEVAL = {"two_tower": ["movielens_two_tower"]}
-NEXT = {name: [f"movielens_next_{name}"] for name in ("sasrec", "hstu", "recency")}
+NEXT = {name: [f"movielens_next_{name}"] for name in ("sasrec", "hstu", "recency", "mind")}
 FOUND_OF = (10, 50)  # recall@k
 NEXT_METRICS = {name: name for name in ("hit_rate@10", "ndcg@10")}
 LABELS = {"label": "liked", "loved": "loved"}

@@ -232,6 +232,22 @@ def test_equal_scores_are_in_the_order_of_items_and_bounds_hold():
             assert torch.equal(scores[query], expected[query, order])
 
 
+def test_the_closest_of_several_vectors_of_a_query_counts():
+    random = torch.Generator().manual_seed(0)
+    # Of a few whole numbers, so that many scores are equal, and several vectors find the same items.
+    vectors, queries = (torch.randint(-2, 3, size, generator=random).float() for size in ((300, 4), (50, 3, 4)))
+    excluded = torch.stack([torch.arange(400) // 8, torch.randint(300, (400,), generator=random)], dim=1)
+    expected = (queries @ vectors.T).amax(1)
+    expected[excluded[:, 0], excluded[:, 1]] = NO_SCORE
+    for k in (1, K, 290):
+        places, scores = TopItems(vectors).find(queries, k, excluded)
+        for query in range(len(queries)):
+            order = sorted(range(300), key=lambda item: (-expected[query, item].item(), item))[:k]
+            assert places[query].tolist() == order
+            assert torch.equal(scores[query], expected[query, order])
+    assert torch.equal(IndexedItems(vectors, "Flat").find(queries, K, excluded)[1], expected.topk(K).values)
+
+
 def test_an_index_finds_items_by_their_exact_scores():
     random = torch.Generator().manual_seed(0)
     vectors, queries = (torch.randn(number, 16, generator=random) for number in (3_000, 200))
@@ -536,7 +552,7 @@ def test_a_served_model_of_pairs_lists_as_its_run_does(data, ranker, exported_ra
 
 
 @pytest.mark.few(1, "the trained ones stand for one another")
-@pytest.mark.parametrize("model", ["hstu", "sasrec", "recency"])
+@pytest.mark.parametrize("model", ["hstu", "sasrec", "recency", "mind"])
 def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     histories = write_histories(tmp_path / "data", 300)
     rows = pq.read_table(histories)
@@ -565,11 +581,12 @@ def test_a_model_of_next_items_lists_by_its_history(model, recommend, tmp_path):
     )
     vectors = np.array(items["vector"].to_pylist(), np.float64)
     newest = dict(zip(asked["id"].to_pylist(), asked["vector"].to_pylist(), strict=True))
-    scores = {user: vectors @ np.array(vector, np.float64) for user, vector in newest.items()}
+    # By the closest vector, of which `mind` has several for a user.
+    scores = {user: (vectors @ np.atleast_2d(np.array(one, np.float64)).T).max(1) for user, one in newest.items()}
     lists = lists_of(pa.concat_tables([pq.read_table(part) for part in folder.glob("*.parquet")]))
     assert lists.keys() == newest.keys()
     check(lists, scores, k=10)
-    if model == "recency":  # of the others, tests/apps/test_export.py
+    if model in ("recency", "mind"):  # of the others, tests/apps/test_export.py
         words = ["export", tmp_path / "run/config.toml", "--out", tmp_path / "run", "--to", tmp_path / "exported"]
         assert trainer([str(word) for word in words]) == 0
         flags = [

@@ -29,11 +29,12 @@ def metrics(vectors, seen=None):
     return Metrics(Config.model_validate(tree), CPU, {"one": ItemVectors(torch.tensor(IDS), vectors, seen)})
 
 
-def samples(random, count, vectors):
-    """Returns queries, the item of each, labels and weights; some items are in no catalogue."""
+def samples(random, count, vectors, queries=1):
+    """Returns vectors of queries and items, the items, labels and weights; some items are in no catalogue."""
     items = random.choice([*IDS, 4, 99], count)
     place = np.searchsorted(IDS, items) % len(IDS)
-    pairs = torch.stack([torch.tensor(random.integers(-2, 3, (count, 4))).float(), vectors[place]], dim=1)
+    drawn = torch.tensor(random.integers(-2, 3, (count, queries, 4))).float()
+    pairs = torch.cat([drawn, vectors[place][:, None]], dim=1)
     labels = torch.tensor(random.choice([0.0, 0.3, 1.0], count)).float()
     weights = torch.tensor(random.choice([0.0, 0.5, 2.0], count)).float()
     return pairs, torch.tensor(items), labels, weights
@@ -47,7 +48,7 @@ def by_hand(vectors, pairs, items, labels, weights, had=None):
         if label > 0 and weight > 0:
             whole += weight
             if item in IDS:
-                scores = (vectors.double() @ pair[0].double()).tolist()
+                scores = (vectors.double() @ pair[:-1].double().T).max(dim=1).values.tolist()
                 own = scores[IDS.index(item)]
                 scores = [score for one, score in zip(IDS, scores, strict=True) if one == item or one not in seen]
                 above, ties = sum(score > own for score in scores), sum(score == own for score in scores)
@@ -62,14 +63,15 @@ def by_hand(vectors, pairs, items, labels, weights, had=None):
     return {name: value / whole for name, value in found.items()}
 
 
+@pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("block", [1, 50, 1 << 22])
-def test_ranks_are_those_of_sorting_all_items(monkeypatch, block):
-    """With many equal scores, in blocks of items of any size."""
+def test_ranks_are_those_of_sorting_all_items(monkeypatch, block, queries):
+    """With many equal scores, in blocks of items of any size, by the closest of several vectors of a query."""
     monkeypatch.setattr(retrieval, "BLOCK", block)
     random = np.random.default_rng(0)
     vectors = torch.tensor(random.integers(-1, 2, (len(IDS), 4))).float()
     vectors[3] = vectors[1]
-    parts = [samples(random, count, vectors) for count in (50, 1, 30)]
+    parts = [samples(random, count, vectors, queries) for count in (50, 1, 30)]
     accumulated = metrics(vectors)
     for pairs, items, labels, weights in parts:
         accumulated.update(outputs({"one": pairs}, labels[:, None], weights, items[:, None]))

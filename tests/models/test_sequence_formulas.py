@@ -1,4 +1,6 @@
-"""The formulas of DIN and SASRec, sample by sample, against NumPy in float64 over the models' own weights."""
+"""The formulas of DIN, SASRec and BST, sample by sample, against NumPy in float64 over the models' own weights."""
+
+from math import floor, log2
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from trainer.models.builder import build_model
 
 DIMENSION, LONGEST = 4, 6
 LENGTHS = [3, 0, 1, LONGEST, 2]
-LABELS = ["click", "buy"]
+LABELS, NOW = ["click", "buy"], 1_700_000_000
 
 
 def network(name, **keys):
@@ -20,6 +22,9 @@ def network(name, **keys):
     history = {} if "history" in keys else {"history": "past"}
     if not history:
         del sparse["past"]
+    if "history_times" in keys:
+        times = {"rows": 2**31 - 1, "pooling": "raw"}
+        sparse |= {"at": times | {"max_ids": LONGEST}, "now": times | {"max_ids": 1}}
     config = Config.model_validate(
         {
             "data": {"labels": LABELS, "dense": {"d0": {}, "d1": {}}, "sparse": sparse},
@@ -40,7 +45,8 @@ def samples():
     return random.standard_normal((len(LENGTHS), 2 + DIMENSION)), targets, histories
 
 
-def predicted(built, samples):
+def predicted(built, samples, times=()):
+    """Returns the predictions of samples, and of times of items before `NOW`, if the model reads them."""
     vectors, *sequences = samples
     # FBGEMM pads float32 only.
     target, history = (
@@ -49,8 +55,12 @@ def predicted(built, samples):
         )
         for each in sequences
     )
+    targets, read = [target], {"past": history}
+    if times:
+        read["at"] = JaggedTensor(torch.from_numpy(np.concatenate(times)).int(), lengths=history.lengths())
+        targets.append(JaggedTensor(torch.full([len(LENGTHS)], NOW).int(), lengths=torch.ones(len(LENGTHS)).int()))
     with torch.no_grad():
-        return built(torch.from_numpy(vectors).float(), [target], {"past": history}).numpy()
+        return built(torch.from_numpy(vectors).float(), targets, read).numpy()
 
 
 def layers(weights, prefix, x):
@@ -122,6 +132,30 @@ def last_state(blocks, heads):
     return lambda weights, history, item: interest(weights, history, item) if len(history) else np.zeros(2 * DIMENSION)
 
 
+def all_states(blocks, heads):
+    """Returns BST's states of the target and the items from new to old, of loops over layers, tokens and heads."""
+    columns = DIMENSION // heads
+
+    def interest(weights, history, item):
+        states = np.array([item, *history[::-1]]) + weights["interest.positions"][: len(history) + 1]
+        for number in range(blocks):
+            layer = f"layers.{number}"
+            projected = states @ weights[f"interest.{layer}.projections.weight"].T
+            queries, keys, values = projected.reshape(-1, 3, heads, columns).transpose(1, 0, 2, 3)
+            after = []
+            for at, state in enumerate(states):
+                scores = np.exp((keys * queries[at]).sum(2) / np.sqrt(columns))
+                seen = np.einsum("lh,lhc->hc", scores / scores.sum(axis=0), values).flatten()
+                state = normalized(weights, f"{layer}.norm", state + linear(weights, f"{layer}.output", seen))
+                inner = np.maximum(linear(weights, f"{layer}.inner", state), 0)
+                outer = linear(weights, f"{layer}.outer", inner)
+                after.append(normalized(weights, f"{layer}.outer_norm", state + outer))
+            states = np.array(after)
+        return np.pad(states.flatten(), (0, DIMENSION * (LONGEST - len(history))))
+
+    return interest
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "interest"),
     [
@@ -129,9 +163,12 @@ def last_state(blocks, heads):
         ("din", {"attention_layers": [5, 3], "over_layers": []}, target_attention),
         ("sasrec", {}, last_state(1, 1)),
         ("sasrec", {"attention_blocks": 3, "attention_heads": 2}, last_state(3, 2)),
+        ("bst", {}, all_states(1, 1)),
+        ("bst", {"attention_blocks": 3, "attention_heads": 2}, all_states(3, 2)),
         ("din", {"inner_product": True}, divided_attention),
         ("din", {"history": None}, lambda weights, history, item: []),
         ("sasrec", {"history": None}, lambda weights, history, item: []),
+        ("bst", {"history": None}, lambda weights, history, item: []),
     ],
 )
 def test_a_model_is_its_formula(samples, name, keys, interest):
@@ -142,7 +179,21 @@ def test_a_model_is_its_formula(samples, name, keys, interest):
     np.testing.assert_allclose(found, formula, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["din", "sasrec", "hstu", "recency"])
+def test_positions_of_bst_are_times_by_powers_of_two(samples):
+    built, weights = network("bst", history_times="at", target_time="now")
+    random = np.random.default_rng(1)
+    ages = [np.sort(random.integers(0, 90_000, length))[::-1] for length in LENGTHS]
+    ages[0][-1] = 0  # in the very second of the target
+    rows = []
+    for *sample, of_items in zip(*samples, ages, strict=True):
+        buckets = [0, *(floor(log2(age + 1)) for age in of_items[::-1])]
+        of_tokens = weights | {"interest.positions": weights["interest.positions"][buckets]}
+        rows += [*expected(of_tokens, [[one] for one in sample], all_states(1, 1))]
+    found = predicted(built, samples, [NOW - of_items for of_items in ages])
+    np.testing.assert_allclose(found, rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["din", "sasrec", "bst", "hstu", "recency"])
 def test_without_a_history_the_rest_of_the_network_stays(name):
     with_history, without = network(name)[1], network(name, history=None)[1]
     assert without.keys() == {key for key in with_history if key.startswith("over.")}

@@ -7,7 +7,7 @@ from benchmarks.bench.models import make_ratings, movielens_config
 from benchmarks.bench.training import changed
 from trainer.models.builder import MODELS
 
-NAMES = [name for name in MODELS if name != "recency"]  # which has a preset for the next film alone
+NAMES = [name for name in MODELS if name not in ("recency", "mind")]  # which have presets for the next film alone
 RATINGS, BATCH = 800, 64
 
 

@@ -69,7 +69,7 @@ def sequence_config(data: Path, model: str, **changes: object) -> dict:
         rated = {"rows": 5, "pooling": "none", "max_ids": LONGEST, "hotness": 3.2, "weights": "seconds"}
         tree["data"]["sparse"]["rated"] = rated
         tree["model"]["actions"] = ["rated"]
-    if model in ("hstu", "recency"):
+    if model in ("hstu", "recency", "bst"):
         times = {"rows": 2**31 - 1, "pooling": "raw"}
         tree["data"]["sparse"] |= {"at": times | {"max_ids": LONGEST, "hotness": 3.2}, "now": times | {"max_ids": 1}}
         tree["model"] |= {"history_times": "at", "target_time": "now"}
@@ -84,7 +84,8 @@ def retrieval_config(data: Path, model: str, **changes: object) -> dict:
         "groups": ["number"],
         "catalogue": {"items": [str(items_of(data))], "id": "number", "weight": "count", "negatives": 4},
     }
-    del tree["data"]["sparse"]["city"], tree["model"]["over_layers"]
+    if model != "mind":  # which reads the user's other features, too
+        del tree["data"]["sparse"]["city"], tree["model"]["over_layers"]
     tree["model"]["item_features"] = ["item"]
     metrics = ["recall@10", "ndcg@10", "mrr"]
     tree["tasks"] = {

@@ -16,7 +16,7 @@ from sequences import ITEMS, retrieval_config, sequence_config, write_histories
 
 pytestmark = pytest.mark.more("test_built_in_models.py trains these models on several ranks")
 
-MODELS, RANKS = ("din", "sasrec", "hstu"), (1, 2, 4)
+MODELS, RANKS = ("din", "sasrec", "hstu", "bst"), (1, 2, 4)
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 STEPS, HALF = 14, 7
 SAMPLED = [
@@ -25,8 +25,9 @@ SAMPLED = [
     ("hstu", "row_wise", 2),
     ("hstu", "column_wise", 4),
     ("hstu", "data_parallel", 2),
+    ("bst", "row_wise", 2),
 ]
-FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4), ("recency", 2)]
+FINDERS = [("sasrec", 2), ("hstu", 2), ("hstu", 4), ("recency", 2), ("mind", 2)]
 # With a smaller eps, Adagrad turns rounding of gradients near zero into steps of full size.
 ADAGRAD = {"name": "adagrad", "learning_rate": 0.1, "eps": 1e-2}
 FILMS = "model.model.sequences.embeddings.films.weight"
@@ -61,13 +62,13 @@ def settings(data: Path, model: str, kind: str, **changes: object) -> dict:
             "optimizer__ema": {"decay": 0.9, "tables": True},
             "train__steps": STEPS,
             "checkpoint__every_steps": HALF,
-            "model__dropout": 0.1 if model == "hstu" else 0.0,
+            "model__dropout": 0.1 if model in ("hstu", "bst") else 0.0,
         }
         | changes,
     )
 
 
-def next_item(data: Path, model: str, kind: str) -> dict:
+def next_item(data: Path, model: str, kind: str, steps: int = STEPS) -> dict:
     """Returns the configuration of a model that finds the next item, and is evaluated over all items.
 
     hstu is trained at every position.
@@ -80,7 +81,7 @@ def next_item(data: Path, model: str, kind: str) -> dict:
             "planner__sharding_types": [kind],
             "optimizer__sparse": ADAGRAD,
             "optimizer__dense": {"name": "sgd", "learning_rate": 0.1},
-            "train__steps": STEPS,
+            "train__steps": steps,
             "model__every_position": model == "hstu",
         },
     )
@@ -141,6 +142,7 @@ def runs(matrix, tmp_path_factory):
         add(f"next-{model}", 1, next_item(data, model, "table_wise"))
     for model, ranks in FINDERS:
         add(f"next-{model}", ranks, next_item(data, model, "row_wise"))
+    add("next-half", 2, next_item(data, "mind", "row_wise", HALF))
     for kind, precision in product(("table_wise", "row_wise"), SENT):
         add(f"{kind}-{precision}", 2, quantized(data, kind, precision), count=True)
     add("half", 2, settings(data, "hstu", "row_wise", train__steps=HALF))
@@ -165,7 +167,8 @@ def runs(matrix, tmp_path_factory):
     even = {"config": settings(data, "hstu", "row_wise", data__even_steps=EVEN), "out": str(folder / "even-half-2")}
     dealt_too = settings(data, "hstu", "row_wise", data__even_steps=EVEN, data__balance=BALANCE)
     both = {"config": dealt_too, "out": str(folder / "even-balanced-on-4")}
-    launch_rounds([*later, (4, [dealt, both]), (2, [tuned, even])], folder)
+    found = {"config": next_item(data, "mind", "row_wise"), "out": str(folder / "next-half-2")}
+    launch_rounds([*later, (4, [dealt, both]), (2, [tuned, even, found])], folder)
     return folder
 
 
@@ -225,6 +228,12 @@ def test_a_resumed_run_takes_the_same_steps(runs):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     for kind in ("column_wise", "table_wise", "data_parallel"):
         assert_alike(runs / f"resumed-{kind}-on-2", runs / STRAIGHT)
+
+
+def test_interests_are_routed_alike_after_a_resume(runs):
+    expected, found = (saved_tensors(runs / name, STEPS) for name in ("next-mind-2", "next-half-2"))
+    assert losses(runs / "next-half-2") == losses(runs / "next-mind-2")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_samples_dealt_by_cost_train_alike(runs):

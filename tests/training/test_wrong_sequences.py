@@ -51,6 +51,10 @@ def event(**keys):
     return {"model": {key: value for key, value in tree.items() if key != "over_layers" and value is not None}}
 
 
+WITHOUT = {
+    "data__sparse": {"s0": {"rows": 100, "pooling": "none", "max_ids": 1}},
+    "model": {"name": "mind", "embedding_dim": 16, "target": "s0", "item_features": ["s0"]},
+}
 ACTED, OF_ITEMS = READ | times("s2", 5, rows=8), READ | sequence("s2", 5) | sequence("s3", 1)
 SHARED = {f"data__sparse__s2__{key}": value for key, value in {"rows": 100, "table": "s0", "pooling": "mean"}.items()}
 CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}}
@@ -166,8 +170,8 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         ),
         (
             TIMED | model("hstu", actions=["s2"]),
-            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name hstu, "
-            "dlrm_hstu or recency as",
+            "data.sparse.s3.pooling is 'raw', but model.name 'hstu' does not read 's3'; use it with model.name bst, "
+            "hstu, dlrm_hstu or recency as",
         ),
         (
             TIMED | model("sasrec", actions=["s2"]),
@@ -212,6 +216,27 @@ CUSTOM = READ | {"model": {"name": "custom:SumOfSequences", "embedding_dim": 16}
         (
             NEXT | finder() | {"data__dense": {"d0": {}}},
             "model.item_features is set, but model.name 'hstu' does not read 'd0' to find the next item",
+        ),
+        (
+            READ | model("mind"),
+            "model.item_features is [], but model.name 'mind' only finds the next item; set it to [",
+        ),
+        (
+            NEXT | WITHOUT,
+            "model.item_features is set, but model.name 'mind' needs model.history to find the next item",
+        ),
+        (
+            NEXT | model("mind", item_features=["s0"]) | {"tasks": {"next": {"label": "label"}}},
+            "tasks.next.output is 'logit', but model.item_features is ['s0'], with which model.name 'mind' is to find",
+        ),
+        (NEXT | model("mind", item_features=["s0"], interests=0), "model.interests is 0: input should be greater than"),
+        (
+            NEXT | model("mind", item_features=["s0"], every_position=True),
+            "model.every_position is True, which model.name 'mind' does not use; leave it out, or use sasrec, hstu",
+        ),
+        (
+            DIN | {"model__name": "bst", "model__attention_heads": 3},
+            "model.attention_heads is 3, which does not divide",
         ),
         (
             DIN | {"data__balance": {"features": ["s11"]}},

@@ -80,8 +80,8 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
         if name not in (*read, *data.catalogue.had):
             raise InputError(
                 f"data.sparse.{name}.pooling is 'raw', but model.name '{model.name}' does not read '{name}'; use it "
-                "with model.name hstu, dlrm_hstu or recency as model.history_times or model.target_time, or leave the "
-                "feature out"
+                "with model.name bst, hstu, dlrm_hstu or recency as model.history_times or model.target_time, or leave "
+                "the feature out"
             )
     for name in data.sequences:
         if name not in read:
@@ -247,6 +247,10 @@ def _check_every_position(model: ModelConfig, data: DataConfig, tasks: dict[str,
 
 def _check_retrieval(model: ModelConfig, tasks: dict[str, TaskConfig]) -> None:
     """Refuses tasks that rank in a model that finds the next item, and the other way round."""
+    if model.name == "mind" and not model.retrieves:
+        raise InputError(
+            f"model.item_features is [], but model.name 'mind' only finds the next item; set it to ['{model.target}']"
+        )
     for name, task in tasks.items():
         if (task.output == "vectors") != model.retrieves:
             takes = "find the next item, with a loss of vectors" if model.retrieves else "predict labels"
@@ -300,7 +304,8 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
     read = (model.target, model.history, *model.actions, model.history_times, model.target_time)
     unread = {name for name in data.raw if name in data.catalogue.had}
     for name in known if model.retrieves else ():
-        if name not in (*read, *unread) or model.history is None:
+        is_read = model.name == "mind" or name in (*read, *unread)  # with all features of the user
+        if not is_read or model.history is None:
             what = f"does not read '{name}'" if model.history else "needs model.history"
             raise InputError(f"model.item_features is set, but model.name '{model.name}' {what} to find the next item")
     if model.name == "two_tower" and not 0 < len(model.item_features) < len(known):

@@ -22,6 +22,9 @@ USED_BY = {
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
         *("item_features", "normalize", "item_bias", "every_position"),
     ),
+    "bst": (
+        *("over_layers", "history", "target", "history_times", "target_time", "attention_blocks", "attention_heads"),
+    ),
     "hstu": (
         *("over_layers", "history", "target", "attention_blocks", "attention_heads"),
         *("actions", "history_times", "target_time", "attention_block"),
@@ -36,6 +39,10 @@ USED_BY = {
         *("over_layers", "history", "target", "history_times", "target_time"),
         *("item_features", "normalize", "item_bias"),
     ),
+    "mind": (
+        *("over_layers", "history", "target", "interests", "routing_rounds"),
+        *("item_features", "normalize", "item_bias"),
+    ),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
@@ -44,8 +51,8 @@ OUTPUTS = {name: ("logit", "value", "log_value") for name in USED_BY} | {
     "esmm": ("log_probability",),
     "two_tower": ("vectors",),
 }
-RETRIEVES = ("sasrec", "hstu", "recency")  # what comes next, if model.item_features are given
-OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "log_value", "vectors"))
+RETRIEVES = ("sasrec", "hstu", "recency", "mind")  # what comes next, if model.item_features are given
+OUTPUTS |= dict.fromkeys(RETRIEVES, ("logit", "value", "log_value", "vectors")) | {"mind": ("vectors",)}
 CHOSEN = {key for keys in USED_BY.values() for key in keys} | {"arguments"}
 
 
@@ -66,8 +73,9 @@ class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, hstu, dlrm_hstu, recency, two_tower
-    (docs/guides/models.md), or package.module:function for a model of your own (see docs/tutorials/your_model.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, bst, hstu, dlrm_hstu, recency, mind,
+    two_tower (docs/guides/models.md), or package.module:function for a model of your own
+    (see docs/tutorials/your_model.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (docs/guides/tasks.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
@@ -84,21 +92,21 @@ class ModelConfig(Section):
     features: unused, a learned vector takes their place."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
-    label follows. In dbmtl, the layers that all tasks share."""
+    label follows. In dbmtl, the layers that all tasks share; in mind, those over each interest and the user."""
     over_embeddings: bool = False
     """Let the over_layers of dlrm see the embeddings, too, not only their inner products."""
     first_order_columns: pydantic.NonNegativeInt = 0
     """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
     the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Share of the values that each hidden layer, and each block of sasrec, hstu and dlrm_hstu, loses at random in
-    training; in recency, of the items of the history."""
+    """Share of the values that each hidden layer, and each block of sasrec, bst, hstu and dlrm_hstu, loses at
+    random in training; in recency, of the items of the history."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
     """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
     its columns. With batch and Adam, set optimizer.dense.eps to 1e-6, or rounding decides on some weights. Not in the
-    attention of din; sasrec and hstu always normalize their blocks over columns."""
+    attention of din; sasrec, bst and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
@@ -107,7 +115,8 @@ class ModelConfig(Section):
     """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl, and of both towers of two_tower."""
     item_features: list[str] = []
     """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's. With
-    model.target alone, sasrec, hstu and recency find the next item instead of predicting the labels of the target."""
+    model.target alone, sasrec, hstu and recency find the next item instead of predicting the labels of the target; mind
+    always does."""
     vector_dim: pydantic.PositiveInt = 64
     """Dimensions of the vectors of two_tower."""
     normalize: bool = True
@@ -120,11 +129,11 @@ class ModelConfig(Section):
     relation_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of dbmtl over a task's tower and the tasks that it depends on."""
     target: str | None = None
-    """The sparse feature, of pooling none, with the item that din, sasrec, hstu, dlrm_hstu and recency predict the
-    labels of."""
+    """The sparse feature, of pooling none, with the item that din, sasrec, bst, hstu, dlrm_hstu and recency predict
+    the labels of, and mind finds."""
     history: str | None = None
-    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec, hstu, dlrm_hstu and recency.
-    Unset: the same network without a history, to measure what the history adds."""
+    """The sparse feature, of pooling none, with a user's earlier items for din, sasrec, bst, hstu, dlrm_hstu,
+    recency and mind. Unset: the same network without a history, to measure what the history adds."""
     actions: list[str] = []
     """Sparse features, of pooling none, with what the user did to each item of hstu's history, such as a rating; their
     weights, such as the seconds that the user spent, multiply the embeddings. In dlrm_hstu, one feature of pooling raw
@@ -138,8 +147,8 @@ class ModelConfig(Section):
     context: list[str] = []
     """Sparse features, of pooling none and max_ids 1, that dlrm_hstu sees before the history, such as the user."""
     history_times: str | None = None
-    """The sparse feature, of pooling raw, with the second of each item of the history of hstu, dlrm_hstu and
-    recency."""
+    """The sparse feature, of pooling raw, with the second of each item of the history of bst, hstu, dlrm_hstu
+    and recency."""
     target_time: str | None = None
     """The sparse feature, of pooling raw, with the second of the target, or for which the next item is to be found."""
     inner_product: bool = False
@@ -148,14 +157,19 @@ class ModelConfig(Section):
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1
-    """Self-attention blocks of sasrec, and units of hstu and dlrm_hstu."""
+    """Self-attention blocks of sasrec and bst, and units of hstu and dlrm_hstu."""
     attention_heads: pydantic.PositiveInt = 1
-    """Heads of each block of sasrec, hstu and dlrm_hstu; they must divide the columns of the table."""
+    """Heads of each block of sasrec, bst, hstu and dlrm_hstu; they must divide the columns of the table."""
     attention_block: pydantic.PositiveInt = 256
     """Tokens whose attention hstu and dlrm_hstu compute at once. Larger blocks need more memory, and another size
     rounds differently."""
     attention_divisor: pydantic.PositiveFloat = 4096.0
     """What the weights of dlrm_hstu's attention are divided by: a constant, such as the most tokens of a sample."""
+    interests: pydantic.PositiveInt = 4
+    """The most vectors that a user has in mind: of n items, the logarithm of n to the base 2. An item's score is its
+    inner product with the closest one."""
+    routing_rounds: pydantic.PositiveInt = 3
+    """Rounds in which mind shares the items of a history out among the interests."""
     every_position: bool = False
     """Train sasrec and hstu, where they find the next item, at every position of a history and not only at its end."""
     arguments: dict[str, Any] = {}

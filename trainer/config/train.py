@@ -66,9 +66,9 @@ class TrainConfig(Section):
     micro_batches: Annotated[pydantic.PositiveInt, MayChange] = 1
     """Microbatches of a local batch, computed one after the other to need less memory; the step is the same."""
     recompute: Annotated[bool, MayChange] = False
-    """Compute hidden layers, the blocks of sasrec and the units of hstu and dlrm_hstu again in backward in place of
-    keeping their parts, which needs less memory and takes longer; the step is the same. With train.compile they are not
-    compiled."""
+    """Compute hidden layers, the blocks of sasrec and bst and the units of hstu and dlrm_hstu again in backward in
+    place of keeping their parts, which needs less memory and takes longer; the step is the same. With train.compile
+    they are not compiled."""
     nonfinite: Annotated[Literal["ignore", "error", "skip"], MayChange] = "ignore"
     """If the loss or a gradient is not finite: ignore does not look, error ends the job, skip leaves the step out."""
     collective_timeout_seconds: Annotated[pydantic.PositiveFloat, MayChange] = COLLECTIVE_SECONDS

@@ -16,7 +16,8 @@ class Samples(NamedTuple):
 
     Attributes:
         predictions: `[B]` float64, as logits if they are logits or log-probabilities, and as values if they are
-            logarithms of values; `[B, C]` for class scores, `[B, 2, D]` for vectors.
+            logarithms of values; `[B, C]` for class scores, `[B, 2, D]` for vectors, of query and item,
+            or `[B, Q + 1, D]` where a query has several.
         labels: `[B]` float64.
         weights: `[B]` float64, as in the loss of the task; 0 for padding.
         scores: The predictions as the model gave them, float32.

@@ -1,7 +1,8 @@
 """Metrics of the rank of a query's item among all items of the catalogue.
 
-Every relevant sample, with a label above 0, is a query, and its item is the item to be found. Items with equal
-scores count as the mean over all their orders, as in groups.py.
+Every relevant sample, with a label above 0, is a query, and its item is the item to be found. An item's score is its
+inner product with the query's vector, the greatest one if the query has several. Items with equal scores count as the
+mean over all their orders, as in groups.py.
 """
 
 from typing import NamedTuple
@@ -54,7 +55,7 @@ class ItemRanks(Sums):
         place = torch.searchsorted(self._items.ids, wanted).clamp(max=len(self._items.ids) - 1)
         known = self._items.ids[place] == wanted
         queries = relevant.nonzero()[:, 0][known]
-        above, ties = self._compare(samples.predictions[queries, 0], place[known], self._left_out(samples, queries))
+        above, ties = self._compare(samples.predictions[queries, :-1], place[known], self._left_out(samples, queries))
         each = weights[known] / ties
         self.state.index_add_(0, above, each)
         self.state.index_add_(0, above + ties, -each)
@@ -70,12 +71,19 @@ class ItemRanks(Sums):
         return pairs[pairs[:, 0] >= 0]
 
     def _compare(self, queries: Tensor, place: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the number of items above the item at `place`, and the number level with it, itself included."""
-        own = _scores(queries[:, None], self._items.vectors[place][:, None])[:, 0]
+        """Returns the number of items above the item at `place`, and the number level with it, itself included.
+
+        Args:
+            queries: The vectors of the queries, `[N, Q, D]`.
+            place: The place of each query's item, `[N]`.
+            left_out: Pairs of a query and the place of an item that it leaves out.
+        """
+        own = _scores(queries, self._items.vectors[place][:, None]).amax(1)
         above, ties = torch.zeros_like(place), torch.ones_like(place)
-        step = max(1, BLOCK // max(1, len(queries)))
+        step = max(1, BLOCK // max(1, len(queries) * queries.shape[1]))
         for start in range(0, len(self._items.ids), step):
-            scores = _scores(queries, self._items.vectors[start : start + step])
+            scores = _scores(queries.flatten(0, 1), self._items.vectors[start : start + step])
+            scores = scores.unflatten(0, queries.shape[:2]).amax(1)
             others = torch.arange(start, start + scores.shape[1], device=place.device) != place[:, None]
             here = left_out[(left_out[:, 1] >= start) & (left_out[:, 1] < start + scores.shape[1])]
             others[here[:, 0], here[:, 1] - start] = False

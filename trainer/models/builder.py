@@ -30,9 +30,11 @@ MODELS = {
     "dbmtl": "trainer.models.dbmtl:dbmtl",
     "din": "trainer.models.din:din",
     "sasrec": "trainer.models.sasrec:sasrec",
+    "bst": "trainer.models.bst:bst",
     "hstu": "trainer.models.hstu:hstu",
     "dlrm_hstu": "trainer.models.dlrm_hstu:dlrm_hstu",
     "recency": "trainer.models.recency:recency",
+    "mind": "trainer.models.mind:mind",
     "two_tower": "trainer.models.two_tower:two_tower",
 }
 

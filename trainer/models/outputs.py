@@ -22,7 +22,7 @@ class ModelOutput:
     Attributes:
         name: Its name, `PREDICTION_KIND`; of vectors `PREDICTION_query` and `PREDICTION_item`.
         kind: A probability `[B]`, one for each class `[B, C]`, a value `[B]`, a score that only orders samples `[B]`,
-            or a vector `[B, D]`.
+            or a vector `[B, D]`; several ones of a query, `[B, Q, D]`.
         prediction: Name of the model's prediction.
         columns: Columns of the prediction, where a model returns all of them as one tensor.
         compute: Returns the column from the prediction.
@@ -79,11 +79,8 @@ def outputs_of(task: TaskConfig, columns: dict[str, int]) -> list[ModelOutput]:
     prediction = str(task.prediction)
     width = columns[prediction]
     if task.output == "vectors":
-        sides = enumerate(("query", "item"))
-        return [
-            ModelOutput(f"{prediction}_{side}", "vector", prediction, width, partial(_side, place=place))
-            for place, side in sides
-        ]
+        sides = {"query": _vectors_of_query, "item": _vector_of_item}
+        return [ModelOutput(f"{prediction}_{side}", "vector", prediction, width, of) for side, of in sides.items()]
     kind, compute = _kind_of(task)
     return [ModelOutput(f"{prediction}_{kind}", kind, prediction, width, compute, task.mean, task.std)]
 
@@ -102,8 +99,13 @@ def _unchanged(prediction: Tensor) -> Tensor:
     return prediction
 
 
-def _side(vectors: Tensor, place: int) -> Tensor:
-    return vectors[:, place]
+def _vectors_of_query(vectors: Tensor) -> Tensor:
+    """Returns a query's vector `[B, D]`, or its several ones `[B, Q, D]`."""
+    return vectors[:, 0] if vectors.shape[1] == 2 else vectors[:, :-1]
+
+
+def _vector_of_item(vectors: Tensor) -> Tensor:
+    return vectors[:, -1]
 
 
 def _probability(logits: Tensor) -> Tensor:

@@ -32,12 +32,21 @@ class AttentionBlock(Recomputable):
         """Returns a state for each item, `[B, L, D]`."""
         biases = self.projections.bias * self.has_bias
         projected = functional.linear(self.norm(items), self.projections.weight, biases)
-        split = projected.unflatten(2, (3, self._heads, -1))
-        queries, keys, values = split.permute(2, 0, 3, 1, 4)  # each [B, heads, L, D / heads]
+        queries, keys, values = in_heads(projected, self._heads)
         # An item sees only the items before it, and padding comes last: no other mask is needed.
         seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        items = items + self.dropout(self.output(seen.transpose(1, 2).flatten(2)))
+        items = items + self.dropout(self.output(heads_together(seen)))
         return items + self.inner_dropout(self.outer(self.activation(self.inner(self.inner_norm(items)))))
+
+
+def in_heads(projected: Tensor, heads: int) -> Tensor:
+    """Returns queries, keys and values, `[3, B, heads, L, D / heads]`, from their columns, `[B, L, 3 D]`."""
+    return projected.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+def heads_together(seen: Tensor) -> Tensor:
+    """Returns the columns of all heads, `[B, L, D]`, from `[B, heads, L, D / heads]`."""
+    return seen.transpose(1, 2).flatten(2)
 
 
 class LastState(nn.Module):

@@ -72,9 +72,16 @@ class SequenceModel(nn.Module):
             `[B, L, D]` each, their weights, `[B, L]` each, model.history_times, `[B, L]`, and model.target_time, `[B]`.
             Not used without model.history.
         width: Number of columns of the interest, `I`.
+        network: The network in place of that of an interest, to be called like it.
     """
 
-    def __init__(self, inputs: ModelInputs, interest: nn.Module, width: int) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputs,
+        interest: nn.Module | None = None,
+        width: int = 0,
+        network: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         config = inputs.config
         self._target, self._history = str(config.target), config.history
@@ -84,7 +91,10 @@ class SequenceModel(nn.Module):
         self.sequences, self.pool = inputs.sequences, inputs.pool_sequences()
         self._every_position = config.every_position
         length = inputs.sequence_features[self._history] if self._history else 0
-        if config.retrieves:
+        if network:
+            self.network = network
+        elif config.retrieves:
+            assert interest
             self.network = _NextItem(inputs, interest, length)
         else:
             self.network = _Network(inputs, interest if self._history else None, width if self._history else 0, length)

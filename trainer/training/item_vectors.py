@@ -30,7 +30,7 @@ def item_vectors(
         model: The model with its loss, in evaluation.
         catalogue: The items.
         data: The data.
-        predictions: Names of the predictions `[B, 2, D]`, whose second vector is the item's.
+        predictions: Names of the predictions `[B, Q + 1, D]`, whose last vector is the item's.
         batch_size: Number of items in a rank's batch.
         context: This process among the ranks.
         give_up: Called before every batch; returns whether to give up, the same on all ranks.
@@ -41,7 +41,7 @@ def item_vectors(
             return None
         _, outputs = model(batch.to(context.device))
         for name, vectors in parts.items():
-            vectors.append(outputs.predictions[name][:, 1])
+            vectors.append(outputs.predictions[name][:, -1])
     ids = torch.from_numpy(catalogue.ids).to(context.device)
     share = -(-len(ids) // context.world_size)
     seen = SeenItems(catalogue.ids, data, context.device) if data.catalogue.exclude else None

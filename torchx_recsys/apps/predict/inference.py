@@ -157,11 +157,13 @@ def _add(part: PartFile, rows: int, kept: Future[dict[str, pa.ChunkedArray]], fo
 
 
 def to_arrow(name: str, values: Tensor) -> pa.Array:
-    """Returns values as a column: numbers for `[B]`, lists of a fixed size for `[B, D]`."""
-    if values.dim() > 2:
-        raise InputError(f"the model gives {[*values.shape]} for '{name}'; a column takes [B] or [B, D]")
-    flat = pa.array(values.reshape(-1).numpy())
-    return flat if values.dim() == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    """Returns values as a column: numbers for `[B]`, for `[B, D]` and `[B, Q, D]` lists of fixed sizes."""
+    if values.dim() > 3:
+        raise InputError(f"the model gives {[*values.shape]} for '{name}'; a column takes [B], [B, D] or [B, Q, D]")
+    column = pa.array(values.reshape(-1).numpy())
+    for size in reversed(values.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Batch:

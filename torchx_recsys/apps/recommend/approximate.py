@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchx_recsys.apps.recommend.top import BLOCK, NO_SCORE, SPARE, TopItems, first_by_score
+from torchx_recsys.apps.recommend.top import BLOCK, NO_SCORE, SPARE, TopItems, by_closest_vector, first_by_score
 from trainer.core.errors import InputError, first_line
 
 KEY = "--index"
@@ -56,6 +56,8 @@ class IndexedItems:
 
     def find(self, queries: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
         """Returns places of items and scores; a list is shorter where the index finds too few."""
+        if queries.dim() == 3:
+            return by_closest_vector(self.find, queries, k, excluded)
         queries, excluded, items = queries.cpu(), excluded.cpu(), len(self._vectors)
         most = int(excluded[:, 0].bincount().max()) if len(excluded) else 0
         number = min(items, k + SPARE + most)

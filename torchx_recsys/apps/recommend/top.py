@@ -5,6 +5,8 @@ four times as long as in float32, float32 finds candidates, and float64 puts the
 proves that no other item belongs into the list; where it does not, all scores of that query are computed in float64.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,11 +39,13 @@ class TopItems:
         """Returns the places of the first k items of each query, `[Q, k]` int64, and their scores, float32.
 
         Args:
-            queries: The vectors of the queries, `[Q, D]` float32.
+            queries: The vectors of the queries, `[Q, D]` float32, or `[Q, V, D]`, of which the closest one counts.
             k: How many items, at most `I`.
             excluded: Pairs of a query and the place of an item to leave out, `[N, 2]` int64. A list that is shorter for
                 it ends with scores of NO_SCORE.
         """
+        if queries.dim() == 3:
+            return by_closest_vector(self.find, queries, k, excluded)
         size = max(1, BLOCK // len(self._vectors))
         found = [(excluded.new_empty(0, k), queries.new_empty(0, k))]
         for start in range(0, len(queries), size):
@@ -86,6 +90,30 @@ def first_of_all(scores: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tens
     """Returns the places of the first k items by their scores, `[Q, I]`; as `TopItems.find`, but for `queries`."""
     scores = scores.index_put((excluded[:, 0], excluded[:, 1]), scores.new_tensor(NO_SCORE))
     return first_by_score(scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores), k)
+
+
+def by_closest_vector(
+    find: Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]], queries: Tensor, k: int, excluded: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the first k items of queries that have several vectors, by the greatest of an item's inner products.
+
+    Args:
+        find: Finds the first items of single vectors, as `TopItems.find`. No other item can be among those of a query.
+        queries: The vectors of the queries, `[Q, V, D]`.
+        k: How many items.
+        excluded: As for `TopItems.find`.
+    """
+    number = queries.shape[1]
+    vectors = excluded[:, :1] * number + torch.arange(number, device=excluded.device)
+    pairs = torch.stack([vectors, excluded[:, 1:].expand_as(vectors)], dim=2).flatten(0, 1)
+    places, scores = (one.view(-1, number * k) for one in find(queries.flatten(0, 1), k, pairs))
+    places, scores = first_by_score(scores, places, number * k)
+    # Of an item that several vectors find, only the first entry stays.
+    order = places.argsort(dim=1, stable=True)
+    of_item = places.gather(1, order)
+    is_again = functional.pad(of_item[:, 1:] == of_item[:, :-1], (1, 0))
+    is_again = is_again.gather(1, order.argsort(dim=1))
+    return first_by_score(scores.masked_fill(is_again, NO_SCORE), places, k)
 
 
 def checked(values: Tensor, what: str) -> Tensor:

@@ -58,12 +58,13 @@ LONG_HISTORIES = {
     "heard": OF_ITEMS | {"max_ids": MOST_LONG, "hotness": LONG},
     "item": OF_ITEMS | {"max_ids": 1},
 }
-HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "hstu", "dbmtl")
+HAVE_LAYERS_OVER = ("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "din", "sasrec", "bst", "hstu", "dbmtl")
 TASKS = {"label": {"label": "label"}, "bought": {"label": "bought"}}
 OF_ESMM = {
     "ctr": {"label": "label", "output": "log_probability"},
     "ctcvr": {"label": "bought", "output": "log_probability"},
 }
+EXPERTS = {"shared": 8, "layers": [1024, 64]}
 RETRIEVAL = {"found": {"label": "label", "prediction": "vectors", "group": "ad", "loss": "in_batch_softmax"}}
 
 
@@ -81,6 +82,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "dlrm, planned": (1, _model("dlrm", dense_layers=[128])),
     "dlrm_dcn, Adam": (1, _model("dlrm_dcn", dense_layers=[128]) | {"optimizer": {"sparse": {"name": "adam"}}}),
     "din, planned": (1, _model("din", target="item", history="history") | {"data": {"sparse": SEQUENCES}}),
+    "bst, planned": (1, _model("bst", target="item", history="history") | {"data": {"sparse": SEQUENCES}}),
+    "mmoe, wide experts": (1, _model("mmoe", 16, experts=EXPERTS) | {"tasks": TASKS}),
+    "mmoe, wide experts, recomputed": (
+        1,
+        _model("mmoe", 16, experts=EXPERTS) | {"tasks": TASKS, "train": {"recompute": True}},
+    ),
     "two_tower, in-batch softmax": (
         1,
         _model("two_tower", item_features=["ad", "topics"], vector_dim=32)

@@ -375,7 +375,7 @@ def test_implicit_feedback_has_no_error_where_items_are_compared(tmp_path):
 
 @pytest.mark.more("clean MovieLens has no fault")
 @pytest.mark.few(1, "one stands for all")
-@pytest.mark.parametrize("name", ["movielens_next_sasrec", "movielens_next_hstu", "movielens_next_recency"])
+@pytest.mark.parametrize("name", [f"movielens_next_{name}" for name in ("sasrec", "hstu", "recency", "mind")])
 def test_ready_made_retrieval_is_strictly_clean(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     movielens("data/movielens")

@@ -1,8 +1,10 @@
 """Parts that are computed again in backward: the bits of a step stay, and less is kept."""
 
+from itertools import product
+
 import pytest
 import torch
-from jobs import config, launch, saved_tensors, write_rows
+from jobs import config, launch_rounds, saved_tensors, write_rows
 from sequences import sequence_config
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
@@ -36,6 +38,9 @@ def gradients(model, recompute, backwards):
     if model == "hstu":
         history |= {"rated": sequence(LENGTHS, COLUMNS), "rated.weights": sequence(LENGTHS), "at": sequence(LENGTHS)}
         target.append(sequence(each))
+    if model == "bst":
+        history["at"] = sequence(LENGTHS)
+        target.append(sequence(each))
     samples.begin(3, 7, torch.arange(len(each)), each)
     loss = network(torch.randn(len(LENGTHS), 2 + COLUMNS, generator=random), target, history).square().sum()
     samples.begin(3, 8, torch.arange(len(each)), each)  # as the next microbatch does; not for what is computed again
@@ -45,7 +50,7 @@ def gradients(model, recompute, backwards):
 
 
 @pytest.mark.parametrize("backwards", [1, 2])
-@pytest.mark.parametrize("model", ["hstu", "sasrec"])
+@pytest.mark.parametrize("model", ["hstu", "sasrec", "bst"])
 def test_no_bit_changes(model, backwards):
     plain, again = (gradients(model, recompute, backwards) for recompute in (False, True))
     assert len(plain) > 10
@@ -82,15 +87,15 @@ def pooled(data, name, recompute, **changes):
 
 def test_trained_towers_have_the_same_bits(tmp_path):
     data, names = write_rows(tmp_path / "data", [300]), ("deepfm", "dlrm", "mmoe", f"{__name__}:tower_alone")
-    jobs = [
-        {"config": pooled(data, name, recompute), "out": str(tmp_path / f"{at}-{recompute}")}
-        for at, name in enumerate(names)
-        for recompute in (False, True)
-    ]
-    launch(jobs, 1, tmp_path)
-    for at, name in enumerate(names):
+    cases = [*((name, 1) for name in names), ("mmoe", 2)]
+    jobs: dict[int, list[dict]] = {1: [], 2: []}
+    for (at, (name, ranks)), recompute in product(enumerate(cases), (False, True)):
+        tree = pooled(data, name, recompute)
+        jobs[ranks].append({"config": tree, "out": str(tmp_path / f"{at}-{recompute}")})
+    launch_rounds([*jobs.items()], tmp_path)
+    for at, case in enumerate(cases):
         plain, again = (saved_tensors(tmp_path / f"{at}-{recompute}", 4) for recompute in (False, True))
-        assert [part for part in plain if not torch.equal(plain[part], again[part])] == [], name
+        assert [part for part in plain if not torch.equal(plain[part], again[part])] == [], case
 
 
 @pytest.mark.parametrize(

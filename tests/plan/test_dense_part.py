@@ -74,12 +74,13 @@ def test_work_grows_with_the_batch_of_a_rank_and_not_with_its_parts():
     assert one.gradients == two.gradients == parts.gradients
 
 
-@pytest.mark.parametrize("model", ["sasrec", "hstu"])
+@pytest.mark.parametrize("model", ["sasrec", "bst", "hstu"])
 def test_attention_over_histories_counts_by_their_lengths(model):
     """Beside a step of histories with lengths by Zipf's law, of which the plan knows only mean and longest."""
     samples, mean, longest = 2048, 16, 64
     tree = sequence_config("data", model, data__global_batch_size=samples)
-    for name in ("history", "rated", "at") if model == "hstu" else ("history",):
+    read = {"hstu": ("history", "rated", "at"), "bst": ("history", "at")}.get(model, ("history",))
+    for name in read:
         tree["data"]["sparse"][name] |= {"max_ids": longest, "hotness": mean}
     settings = Config.model_validate(tree)
     network = build_model(settings.data, settings.model, settings.predictions(), torch.device("cpu")).network
@@ -91,7 +92,9 @@ def test_attention_over_histories_counts_by_their_lengths(model):
 
     history, target = {"history": sequence(lengths, COLUMNS)}, [sequence(torch.ones(samples).int(), COLUMNS)]
     if model == "hstu":
-        history |= {"rated": sequence(lengths, COLUMNS), "rated.weights": sequence(lengths), "at": sequence(lengths)}
+        history |= {"rated": sequence(lengths, COLUMNS), "rated.weights": sequence(lengths)}
+    if "at" in read:
+        history["at"] = sequence(lengths)
         target.append(sequence(torch.ones(samples).int()))
     with WorkCounter() as counter:
         network(torch.ones(samples, DENSE + COLUMNS), target, history).sum().backward()

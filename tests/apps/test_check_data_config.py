@@ -351,6 +351,17 @@ def test_files_without_a_label_or_a_feature_are_refused_in_one_line(tmp_path, ca
     assert "no column that could be a feature" in second
 
 
+def test_a_few_rows_of_numbers_train_without_tables(tmp_path):
+    """There are too few for buckets, the only features of numbers that have tables."""
+    random = np.random.default_rng(0)
+    columns = {"clicked": random.permutation(30) % 2, "price": random.normal(size=30), "age": random.normal(size=30)}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    tree = written(tmp_path, tmp_path / "rows.parquet")
+    assert (tree["data"].get("sparse", {}), [*tree["data"]["dense"]]) == ({}, ["price", "age"])
+    words = ["--out", str(tmp_path / "run"), "--train.epochs", "1", "--report.tensorboard", "false"]
+    assert trainer(["train", str(tmp_path / "first.toml"), *words]) == 0
+
+
 def split_in_three(folder, columns, rows=3000):
     """Writes a data set to train on, to validate and to test."""
     table = pa.table(columns)

@@ -250,4 +250,4 @@ def test_a_file_that_holds_no_plan_is_one_line(large, tmp_path, capsys, content,
 
 def test_a_configuration_without_tables_is_one_line(tmp_path, capsys):
     line = refused(capsys, write_tables(tmp_path, {}), "--on", "h100:1")
-    assert line.startswith("error: data.sparse is empty")
+    assert line.startswith("error: model.name is 'dlrm', which multiplies embeddings with each other, but data.sparse")

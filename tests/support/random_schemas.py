@@ -179,8 +179,16 @@ class DataSet:
         return pa.concat_tables(pa.ipc.open_file(file).read_all() for file in files)
 
 
+def has_only_numbers(number: int) -> bool:
+    """Returns whether all features of the data set of a number are numbers: of every fourth."""
+    return number % 4 == 0
+
+
 def draw_data(number: int) -> DataSet:
-    """Returns the data set of a number: a label, ids that repeat, and one to eleven columns more."""
+    """Returns the data set of a number: a label, ids that repeat or numbers like them, and one to eleven columns more.
+
+    See `has_only_numbers`.
+    """
     random = np.random.default_rng([52, number])
     reader = str(random.choice(["parquet", "parquet", "arrow", "csv"]))
     # In the header of a CSV file a number is no name.
@@ -190,9 +198,10 @@ def draw_data(number: int) -> DataSet:
     dtype = [pa.int8(), pa.uint32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()][random.integers(6)]
     numbers = pa.array(of_label).cast(pa.int8())
     columns = {label: numbers if reader == "csv" else numbers.cast(dtype)}
-    columns[next(names)] = pa.array([f"id {n}" for n in ids])
+    only_numbers = has_only_numbers(number)
+    columns[next(names)] = pa.array(ids + 0.5) if only_numbers else pa.array([f"id {n}" for n in ids])
     for _ in range(random.integers(1, 12)):
-        columns[next(names)] = _column(random, reader)
+        columns[next(names)] = _number(random, reader) if only_numbers else _column(random, reader)
     order = random.permutation([*columns]).tolist()
     return DataSet({name: columns[name] for name in order}, label, reader)
 
@@ -219,6 +228,11 @@ def _column(random: np.random.Generator, reader: str) -> pa.Array:
         nulls = random.choice(["mask", "encode"]) if reader == "arrow" else "mask"
         return array.dictionary_encode(null_encoding=str(nulls))
     return runs(array) if way == "runs" and reader == "arrow" and not is_view else array
+
+
+def _number(random: np.random.Generator, reader: str) -> pa.Array:
+    dtype = pa.float64() if reader == "csv" else [*FRACTIONS][random.integers(len(FRACTIONS))]
+    return _single(random, dtype, FRACTIONS[dtype])
 
 
 def _of_csv(random: np.random.Generator) -> pa.Array:

@@ -39,6 +39,7 @@ class Overheads:
 ON_GPU = Overheads(context=0.45 * GIB, communication=0.5 * GIB, fragmentation=0.06)
 ON_CPU = Overheads(context=0.36 * GIB, communication=0.0, fragmentation=0.1)
 NONE = Overheads(context=0.0, communication=0.0, fragmentation=0.0)
+NO_SHARDS = np.empty(0, dtype=int)  # what shards of no table join to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +141,9 @@ def shards_of_table(
 
 def join_shards(shards: Sequence[Shards]) -> Shards:
     """Returns the shards of several tables together."""
-    options = {
-        field.name: np.concatenate([getattr(one.options, field.name) for one in shards]) for field in fields(Options)
-    }
-    return Shards(Options(**options), np.concatenate([one.rank for one in shards]))
+    of_fields = {field.name: [getattr(one.options, field.name) for one in shards] for field in fields(Options)}
+    options = {name: np.concatenate([NO_SHARDS, *values]) for name, values in of_fields.items()}
+    return Shards(Options(**options), np.concatenate([NO_SHARDS, *(one.rank for one in shards)]))
 
 
 def memory_of(

@@ -12,6 +12,8 @@ from torchx_recsys.planner.rank_memory import RankMemory
 from torchx_recsys.planner.search import Solution
 from torchx_recsys.planner.tables import CACHED, KERNELS, KINDS
 
+WITHOUT_TABLES = "the model has no tables; every rank holds all of it"
+
 
 @dataclass(frozen=True)
 class Alternative:

@@ -48,7 +48,7 @@ class Solution:
     @property
     def gap(self) -> float:
         """How much slower the slowest rank is than the bound, relative."""
-        return self.placement.cost / self.bound.cost - 1
+        return self.placement.cost / self.bound.cost - 1 if self.bound.cost else 0.0
 
 
 class NothingFits(Exception):

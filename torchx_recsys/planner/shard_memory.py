@@ -52,7 +52,10 @@ def memory_by_kind(
         rows: Rows of the shard, `[O]`; unset for the largest.
     """
     rows = options.rows if rows is None else rows
-    of_table = {key: np.array([getattr(table, key) for table in tables])[options.table] for key in OF_TABLE}
+    of_table = {
+        key: np.array([getattr(table, key) for table in tables], dtype=dtype)[options.table]
+        for key, dtype in OF_TABLE.items()
+    }
     values = rows * options.columns
     weights = values * of_table["value_bytes"]
     state = STATE_BYTES * (values * of_table["state_per_value"] + rows * of_table["state_per_row"])
@@ -74,16 +77,16 @@ def memory_by_kind(
     } | on_device
 
 
-OF_TABLE = (
-    "value_bytes",
-    "state_per_value",
-    "state_per_row",
-    "averages_per_value",
-    "averages_per_row",
-    "is_pooled",
-    "weight_bytes",
-    "has_plain_update",
-)
+OF_TABLE = {
+    "value_bytes": int,
+    "state_per_value": int,
+    "state_per_row": int,
+    "averages_per_value": int,
+    "averages_per_row": int,
+    "is_pooled": bool,
+    "weight_bytes": int,
+    "has_plain_update": bool,
+}
 
 
 def _of_step(

@@ -134,7 +134,7 @@ def _exchanges(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the nanoseconds of exchanges forward and backward."""
     value = np.array([table.value_bytes for table in tables])[options.table]
-    pooled = np.array([table.is_pooled for table in tables])[options.table]
+    pooled = np.array([table.is_pooled for table in tables], dtype=bool)[options.table]
     all_to_all, partial_sums = value_bytes(topology, value)
     in_host = np.isin(options.kind, (TABLE_ROW_WISE, GRID))
     ways = []
@@ -295,7 +295,7 @@ def sent_by_hosts(placed: Sequence[PlannedTable], tables: Sequence[Table], topol
     """Returns the bytes that each host sends to others in a step, forward and backward together, `[H]`."""
     options = options_of(placed)
     value = np.array([table.value_bytes for table in tables])
-    pooled = np.array([table.is_pooled for table in tables])
+    pooled = np.array([table.is_pooled for table in tables], dtype=bool)
     hotness = [sum(min(1.0, one) if table.is_pooled else one for one in table.hotness) for table in tables]
     summed = np.isin(options.kind, OF_ROWS) & pooled
     ways = zip(*value_bytes(topology, value), strict=True)

@@ -187,12 +187,13 @@ class Options:
 def all_options(tables: Sequence[Table], topology: Topology) -> Options:
     """Returns the options of all tables; a table that cannot be sharded as allowed has none."""
     found = [(number, *option) for number, table in enumerate(tables) for option in _options(table, topology)]
-    table, kind, kernel, columns, cached = (np.array(column) for column in zip(*found, strict=True))
+    *numbers, cached = zip(*found, strict=True) if found else [()] * 5
+    table, kind, kernel, columns = (np.array(column, dtype=int) for column in numbers)
     rows_of_table = np.array([one.rows for one in tables])[table]
     pieces = np.array([one.columns for one in tables])[table] // columns
     parts = np.select([kind == ROW_WISE, np.isin(kind, ON_WHOLE_HOSTS)], [topology.ranks, topology.per_host], 1)
     shards = np.where(kind == DATA_PARALLEL, topology.ranks, pieces * parts)
-    return Options(table, kind, kernel, columns, cached, pieces, shards, -(-rows_of_table // parts))
+    return Options(table, kind, kernel, columns, np.array(cached), pieces, shards, -(-rows_of_table // parts))
 
 
 def has_options(table: Table, topology: Topology) -> bool:

@@ -114,7 +114,7 @@ def split_jagged(sparse: KeyedJaggedTensor, parts: int) -> list[KeyedJaggedTenso
 
 
 def _part(values: Tensor, sizes: list[int], part: int, parts: int) -> Tensor:
-    return torch.cat(values.split(sizes)[part::parts])
+    return torch.cat(values.split(sizes)[part::parts]) if sizes else values  # empty without sparse features
 
 
 @dataclass

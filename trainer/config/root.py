@@ -213,6 +213,29 @@ def _check_final(config: Config) -> None:
                 raise InputError(f"evaluate.final is 'best', but {key} is not set; set both, or leave it 'last'")
 
 
+OF_TABLES = (
+    *("model.table_precision", "model.table_init", "model.embedding_dim", "model.first_order_columns"),
+    *("optimizer.sparse", "optimizer.ema.tables", "comms", "checkpoint.full_every"),
+    *("planner.sharding_types", "planner.statistics", "planner.min_columns", "planner.slower_for_memory"),
+)
+"""Keys, and sections, that only tables use."""
+
+
+def check_keys_of_tables(config: Config) -> None:
+    """Refuses keys of tables for a model without any.
+
+    Raises:
+        InputError: Such a key is set.
+    """
+    if config.data.features_of_tables():
+        return
+    for path, value in flat(config.model_dump(exclude_defaults=True)).items():
+        key = ".".join(path)
+        is_factor = key == "model.embedding_dim" and (config.model.name == "deepfm" or ":" in config.model.name)
+        if not is_factor and f"{key}.".startswith(tuple(f"{one}." for one in OF_TABLES)):
+            raise InputError(f"{key} is {value!r}, but no feature has a table, which alone would use it; leave it out")
+
+
 def load_tree(name: str, above: tuple[str, ...] = ()) -> Tree:
     """Reads a configuration as TOML holds it: a file on any fsspec URL, or a ready-made one by its name.
 

@@ -22,7 +22,7 @@ class ModelInputs:
     Attributes:
         tables: The tables of pooled features, on the meta device; the model must use this very module, and may call it
             once: `self.tables(sparse)` returns a `KeyedTensor` whose `values()`, `[B, columns of all features]`, are in
-            the order of `sparse_features`, however the tables are sharded. Empty where all features are sequences.
+            the order of `sparse_features`, however the tables are sharded. Without pooled features, `[B, 0]`.
         dense_features: Dense features, `D`.
         sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`, in the order of the
             configuration; features that share a table follow the first of them.

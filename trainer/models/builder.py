@@ -47,8 +47,8 @@ def build_model(
     Raises:
         InputError: The model's name is unknown, or the model cannot be built from these features.
     """
-    if not data.sparse:
-        raise InputError("data.sparse is empty; a sharded model needs at least one sparse feature")
+    if not data.dense and not data.sparse:
+        raise InputError("data.dense and data.sparse are both empty; name at least one feature")
     builder = find_by_name("model.name", model.name, MODELS)
     # A GPU draws other numbers from the same seed, and a model is to begin alike on a laptop and on a cluster.
     drawn = _build(builder, data, model, predictions, torch.device("cpu")) if device.type == "cuda" else None
@@ -60,7 +60,7 @@ def build_model(
                 weights[name].copy_(value)
     check_names(built)
     _check_hidden_layers(built, model)
-    if not any(table_of_weight(path) for path, _ in built.named_parameters()):
+    if data.features_of_tables() and not any(table_of_weight(path) for path, _ in built.named_parameters()):
         raise InputError(
             f"model.name is '{model.name}', a model that keeps no tables; keep ModelInputs.tables in it, as self.tables"
         )

@@ -94,6 +94,11 @@ class PairwiseProducts(nn.Module):
 
 def _build(model: Callable[..., nn.Module], inputs: ModelInputs, **options: int) -> nn.Module:
     config = inputs.config
+    if not inputs.sparse_features:
+        raise InputError(
+            f"model.name is '{config.name}', which multiplies embeddings with each other, but data.sparse is empty; "
+            "name sparse features, or use wide_deep, deepfm, mmoe, ple, esmm or dbmtl"
+        )
     if not config.over_layers:
         raise InputError("model.over_layers is empty; name at least one hidden layer")
     dimension = equal_dimension(inputs)  # the interaction multiplies embeddings of all tables with one another

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
@@ -68,11 +69,21 @@ def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[
 def collections(
     data: DataConfig, model: ModelConfig, device: torch.device
 ) -> tuple[EmbeddingBagCollection, EmbeddingCollection | None]:
-    """Returns the tables of pooled features, possibly empty, and the tables of sequences, None without sequences."""
+    """Returns the tables of pooled features, `NoTables` without any, and those of sequences, None without any."""
     # One collection of each kind, as TorchRec fuses the lookups and the exchanges of its tables.
-    pooled = EmbeddingBagCollection(tables=table_configs(data, model), is_weighted=data.has_id_weights, device=device)
+    tables = table_configs(data, model)
+    kind = EmbeddingBagCollection if tables else NoTables
+    pooled = kind(tables=tables, is_weighted=data.has_id_weights, device=device)
     unpooled = sequence_configs(data, model)
     return pooled, EmbeddingCollection(tables=unpooled, device=device) if unpooled else None
+
+
+class NoTables(EmbeddingBagCollection):
+    """The tables of pooled features where there are none. TorchRec does not shard this class: no sharder names it."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Returns no embeddings, `[B, 0]`."""
+        return KeyedTensor([], [], torch.empty(features.stride(), 0, device=features.lengths().device))
 
 
 def check_names(model: nn.Module) -> None:
@@ -117,8 +128,9 @@ def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def value_bytes(model: nn.Module) -> int:
-    """Returns the bytes of each value of the tables, which all have one precision."""
-    return next(parameter.element_size() for name, parameter in model.named_parameters() if table_of_weight(name))
+    """Returns the bytes of each value of the tables, which all have one precision; of float32 without tables."""
+    of_tables = (value.element_size() for name, value in model.named_parameters() if table_of_weight(name))
+    return next(of_tables, torch.float32.itemsize)
 
 
 STEP_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no two steps have the same product

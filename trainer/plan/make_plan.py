@@ -95,7 +95,8 @@ def _plan(problem: Problem, model: nn.Module, config: Config) -> tuple[ShardingP
     try:
         check_options(problem)
         solution = find_plan(problem)
-        remarks = say_gap(solution, config.planner), lack_for_copy(problem.peak(solution), problem)
+        gap = say_gap(solution, config.planner) if problem.tables else ""
+        remarks = gap, lack_for_copy(problem.peak(solution), problem)
         return to_sharding_plan(solution, problem.tables, model), "\n".join(filter(None, remarks))
     except NothingFits as error:
         raise InputError(_explain(error, model, config, problem)) from error

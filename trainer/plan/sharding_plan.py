@@ -14,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from torchx_recsys.planner.plan import Problem
 from torchx_recsys.planner.rank_memory import RankMemory, Shards, join_shards, shards_of_table
+from torchx_recsys.planner.reasons import WITHOUT_TABLES
 from torchx_recsys.planner.search import Solution, planned_table
 from torchx_recsys.planner.step_time import StepTime, step_time
 from torchx_recsys.planner.tables import IN_HOST_MEMORY, PlannedTable, Table, ranges
@@ -110,6 +111,8 @@ def shards_in_plan(plan: ShardingPlan, tables: Sequence[Table], world_size: int)
 
 def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
     """Returns a plan as two tables to print: each embedding table with its placement, and the bytes on each rank."""
+    if not table_plans(plan):
+        return WITHOUT_TABLES
     shapes, width = table_shapes(model), value_bytes(model)
     on_rank = [0] * world_size
     lines = []

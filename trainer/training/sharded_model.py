@@ -14,7 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
 from trainer.checkpoint.state_dict import State, all_tensors, model_tensors
-from trainer.config.root import Config
+from trainer.config.root import Config, check_keys_of_tables
 from trainer.core.distributed import DistributedContext
 from trainer.core.run_directory import RunDirectory
 from trainer.data.epoch_order import Lanes
@@ -113,6 +113,7 @@ def build_unsharded_model(config: Config, device: torch.device, lanes: Lanes | N
     torch.manual_seed(config.train.seed)  # the dense part draws from it; tables get their values when they are sharded
     samples_per_lane = lanes.samples_per_step if lanes else 0
     model = build_model_with_loss(config, device, DTYPES[config.train.precision], samples_per_lane)
+    check_keys_of_tables(config)
     freeze(model, config.optimizer.dense.frozen)
     fuse(model, config.optimizer)
     return model

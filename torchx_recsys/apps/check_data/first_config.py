@@ -45,7 +45,7 @@ def guess_config(
         reader: Their format.
         rows: Rows of each split.
     """
-    if not data["sparse"]:
+    if not data["dense"] and not data["sparse"]:
         raise InputError("--source has no column that could be a feature, beside the label; add one")
     batch = batch_size_for(rows["train"])
     head: Tree = {} if reader == "parquet" else {"reader": reader}
@@ -59,6 +59,8 @@ def guess_config(
     else:
         model = {"name": "wide_deep", "embedding_dim": 16, "over_layers": [64, 32]}
         optimizer = _regularized(rows["train"], course["checkpoint"]["every_steps"])
+    if not data["sparse"]:
+        _leave_tables_out(model, optimizer)
     return {"data": head | data, "model": model, **_tasks(label, data), "optimizer": optimizer, **course}
 
 
@@ -67,6 +69,12 @@ def _optimizer() -> Tree:
         "sparse": {"name": "rowwise_adagrad", "learning_rate": 0.05},
         "dense": {"name": "adam", "learning_rate": 1e-3},
     }
+
+
+def _leave_tables_out(model: Tree, optimizer: Tree) -> None:
+    """Removes what only embedding tables use."""
+    for section, key in ((model, "embedding_dim"), (optimizer, "sparse"), (optimizer.get("ema", {}), "tables")):
+        section.pop(key, None)
 
 
 def _regularized(samples: int, every: int) -> Tree:

@@ -120,7 +120,7 @@ def export(
     ema = config.optimizer.ema
     averages = ema.decay is not None and ema.evaluate if averages is None else averages
     choices = Choices(split, averages, quantize, compile, format, shard_bytes)
-    choices.check(delta)
+    choices.check(delta, bool(config.data.features_of_tables()))
     # Only once: finding it reads it whole, and the run may meanwhile have a newer one than the rules were checked for.
     chosen = chosen or find_checkpoint(run, "--out", checkpoint, "--checkpoint")
     name, fingerprint = f"step-{chosen.step}", choices.fingerprint(config, chosen)
@@ -164,11 +164,12 @@ class Choices:
     format: str
     shard_bytes: int | None
 
-    def check(self, delta: bool) -> None:
-        """Refuses flags that exclude each other, or need a missing package.
+    def check(self, delta: bool, has_tables: bool) -> None:
+        """Refuses flags that exclude each other, need tables that the model lacks, or need a missing package.
 
         Args:
             delta: Whether to write only changes; not a field, because it does not affect the model.
+            has_tables: Whether any feature of the model has a table.
 
         Raises:
             InputError: The message names the flags.
@@ -182,6 +183,9 @@ class Choices:
             flags = {"--compile": self.compile, "--quantize": self.quantize, "--format": self.format}
             flag = next(flag for flag, value in flags.items() if value not in (False, "none", "torch"))
             raise InputError(f"--shard-bytes is {self.shard_bytes}, and {flag} is {flags[flag]}; leave one of them out")
+        of_tables = {"--quantize": self.quantize, "--shard-bytes": self.shard_bytes or "none"}
+        if not has_tables and (flag := next((flag for flag, value in of_tables.items() if value != "none"), None)):
+            raise InputError(f"{flag} is {of_tables[flag]}, but the model has no tables; leave it out")
         if self.format == "onnx":
             check_onnx()
         if self.compile:

@@ -1,5 +1,6 @@
 """Ids of a feature in plain tensors, with embeddings pooled or as sequences."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,11 @@ class SingleIds:
     rows: Tensor
     present: Tensor
     weights: Tensor | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of the samples, `B`."""
+        return self.present.shape[0]
 
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
         """Returns the embeddings, `[B, D]`, zeros without an id. Without weights, sum and mean are equal."""
@@ -76,6 +82,11 @@ class IdLists:
     first: bool = False
     weights: Tensor | None = None
 
+    @property
+    def samples(self) -> int:
+        """Number of the samples, `B`."""
+        return self.lengths.shape[0]
+
     def pooled(self, table: nn.Module, pooling: str) -> Tensor:
         """Returns the pooled embeddings, `[B, D]`, zeros for an empty list."""
         if self.weights is not None:
@@ -112,6 +123,19 @@ class IdLists:
 
 
 Ids = SingleIds | IdLists
+
+
+class Features(dict[str, Ids]):
+    """The ids of the sparse features of a batch.
+
+    Args:
+        ids: The ids, by feature.
+        samples: Number of the samples, `B`.
+    """
+
+    def __init__(self, ids: Mapping[str, Ids], samples: int) -> None:
+        super().__init__(ids)
+        self.samples = samples
 
 
 def _weighted(embeddings: Tensor, weights: Tensor) -> Tensor:

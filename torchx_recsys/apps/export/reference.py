@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from torchx_recsys.apps.export.features import IdLists
+from torchx_recsys.apps.export.features import Features, IdLists
 from trainer.batches.batch import Batch, to_batch, with_values
 from trainer.batches.chunk import Chunk, chosen, earlier, seconds_of
 from trainer.batches.decode import decode
@@ -172,7 +172,7 @@ def _renumbered(batch: Batch, rows: dict[str, Tensor], data: DataConfig) -> Batc
     values = [
         one if name in data.raw else torch.searchsorted(rows[data.table_of(name)], one) for name, one in ids.items()
     ]
-    return replace(batch, sparse=with_values(batch.sparse, torch.cat(values)))
+    return replace(batch, sparse=with_values(batch.sparse, torch.cat(values))) if values else batch
 
 
 def _put_rows(model: nn.Module, rows: dict[str, Tensor]) -> None:
@@ -190,7 +190,7 @@ def plain_answers(model: nn.Module, batch: Batch) -> Tensor | Predictions:
         name: IdLists(one.values().long(), one.lengths().long(), weights=one.weights_or_none())
         for name, one in features.items()
     }
-    return model(batch.dense, ids)
+    return model(batch.dense, Features(ids, len(batch.dense)))
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from torchx_recsys.apps.export.features import IdLists, Ids, SingleIds
+from torchx_recsys.apps.export.features import Features, IdLists, Ids, SingleIds
 from torchx_recsys.apps.export.rules import Buckets, IdRule, ListedIds, offset_in_torch, torch_rule
 from trainer.config.data import DataConfig
 from trainer.config.features import DenseFeature, SparseFeature
@@ -54,7 +54,7 @@ class Rules(nn.Module):
             for name, feature in data.sparse.items()
         }
 
-    def forward(self, columns: dict[str, Tensor]) -> tuple[Tensor, dict[str, Ids]]:
+    def forward(self, columns: dict[str, Tensor]) -> tuple[Tensor, Features]:
         """Returns the dense features, `[B, D]`, and the rows of ids by sparse feature.
 
         Args:
@@ -65,11 +65,8 @@ class Rules(nn.Module):
         """
         dense = [self._number(name, feature, columns) for name, feature in self._data.dense.items()]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
-        if not dense:
-            first = next(iter(sparse.values()))
-            samples = (first.lengths if isinstance(first, IdLists) else first.rows).shape[0]
-            return torch.zeros((samples, 0)), sparse
-        return torch.stack(dense, dim=1), sparse
+        samples = dense[0].shape[0] if dense else next(iter(sparse.values())).samples
+        return torch.stack(dense, dim=1) if dense else torch.zeros((samples, 0)), Features(sparse, samples)
 
     def _number(self, name: str, feature: DenseFeature, columns: dict[str, Tensor]) -> Tensor:
         """Returns a dense feature, `[B]` float32."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchx_recsys.apps.export import load
 from torchx_recsys.apps.export.directory import SHARDS
-from torchx_recsys.apps.export.features import Table
+from torchx_recsys.apps.export.features import Features, Table
 from torchx_recsys.apps.export.load import TABLES
 from torchx_recsys.apps.export.program import export_program, save_program
 from torchx_recsys.apps.export.reference import SplitRows, rows_of_samples, trained_parity
@@ -219,7 +219,7 @@ class LookedUpModel(nn.Module):
         """
         dense, ids = self.rules(columns)
         found = {name: replace(one, rows=embeddings.get(name, one.rows)) for name, one in ids.items()}
-        return compute_outputs(self._outputs, self.model(dense, found))
+        return compute_outputs(self._outputs, self.model(dense, Features(found, ids.samples)))
 
 
 def _embeddings(signature: dict[str, Any], columns: dict[str, int], data: DataConfig) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from torchx_recsys.apps.export.features import Ids, Sequence, Table
+from torchx_recsys.apps.export.features import Features, Ids, Sequence, Table
 from trainer.config.data import DataConfig
 
 
@@ -26,8 +26,10 @@ class PlainPooledTables(nn.Module):
         self._poolings = poolings
         self.embedding_bags = _made(collection.embedding_bags)
 
-    def forward(self, features: dict[str, Ids]) -> KeyedTensor:
+    def forward(self, features: Features) -> KeyedTensor:
         """Returns the pooled embeddings of all features."""
+        if not self._configs:
+            return KeyedTensor([], [], torch.empty(features.samples, 0))
         pooled = {
             feature: features[feature].pooled(self.embedding_bags[config.name], self._poolings[feature])
             for config in self._configs
@@ -54,7 +56,7 @@ class PlainSequenceTables(nn.Module):
         self._lengths, self._poolings = lengths, poolings
         self.embeddings = _made(collection.embeddings)
 
-    def forward(self, features: dict[str, Ids]) -> dict[str, Sequence | Tensor]:
+    def forward(self, features: Features) -> dict[str, Sequence | Tensor]:
         """Returns the sequences of all features; the pooled embeddings of those that are no sequences."""
         return {
             feature: self._of_feature(features[feature], feature, self.embeddings[config.name])

@@ -9,7 +9,7 @@ from torchx_recsys.apps.pages.image import draw_image
 from torchx_recsys.apps.plan.figures import best_of, figures_of
 from torchx_recsys.apps.plan.text import named_cluster, shortage, summary, where_is
 from torchx_recsys.planner.plan import Planned
-from torchx_recsys.planner.reasons import alternatives, memory_gib, named_option, step_milliseconds
+from torchx_recsys.planner.reasons import WITHOUT_TABLES, alternatives, memory_gib, named_option, step_milliseconds
 from trainer.pages.figures import Figure
 from trainer.pages.html import draw_figure, whole_page
 
@@ -47,6 +47,9 @@ def _too_small(planned: Sequence[Planned]) -> Iterator[str]:
 
 def _tables(planned: Planned) -> Iterator[str]:
     placement = planned.found.placement
+    if not planned.tables:
+        yield f'<p class="note">{WITHOUT_TABLES}</p>'
+        return
     yield '<h2>Tables</h2><div class="wide"><table id="tables"><tr><th>table</th><th>shape</th><th>placement</th>'
     yield "<th>ranks</th><th>GiB</th><th>ms</th><th>why here</th></tr>"
     for number in np.argsort(-placement.rated.total_cost[placement.option], kind="stable"):

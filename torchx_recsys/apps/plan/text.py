@@ -9,6 +9,7 @@ from torchx_recsys.planner.hardware import GIB, Cluster
 from torchx_recsys.planner.plan import Planned, Shortage
 from torchx_recsys.planner.rank_memory import ACTIVATIONS
 from torchx_recsys.planner.reasons import (
+    WITHOUT_TABLES,
     alternatives,
     lack_for_copy,
     memory_gib,
@@ -69,15 +70,15 @@ def _summary(planned: Planned) -> str:
 def summary(planned: Planned) -> dict[str, str]:
     """Returns the summary of a plan that fits, by line."""
     step, found = planned.step, planned.found
-    cost = found.placement.cost
-    longest = step.longest
+    cost, longest = found.placement.cost, step.longest
+    gap = f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least"
     lines = {
         "fits": fits(planned),
         "in host": in_host_memory(planned),
         "saves": lack_for_copy(planned.memory, planned.problem),
         "step": _speed(planned, step),
         "bound by": f"{longest.name}: {longest.slowest:.3g} ms, {longest.slowest / step.total:.0%} of the step",
-        "gap": f"{found.gap:.2%}: tables take the slowest rank {cost:.4g} ms, proven {found.bound.cost:.4g} at least",
+        "gap": gap if planned.tables else "",
         "memory": price_of_memory(planned),
         "figures": step.source,
     }
@@ -153,6 +154,8 @@ def _memory(planned: Planned) -> str:
 
 
 def _tables(planned: Planned) -> str:
+    if not planned.tables:
+        return WITHOUT_TABLES
     found, placement = planned.found, planned.found.placement
     rows = []
     for number in np.argsort(-placement.rated.total_cost[placement.option], kind="stable"):

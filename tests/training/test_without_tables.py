@@ -54,6 +54,7 @@ def runs(data, tmp_path_factory):
             job("in-parts", train__micro_batches=2),
             job("skipping", train__nonfinite="skip"),
             job("data-parallel", planner__mode="data_parallel"),
+            job("summed", checkpoint__every_steps=5, report__interval_steps=STEPS),
             *(job(model, model__name=model, model__over_layers=[8]) for model in ("deepfm", "dbmtl")),
             *(job(model, model={"name": model, "experts": {"layers": [4]}}) for model in ("mmoe", "ple")),
         ]
@@ -92,6 +93,12 @@ def test_a_resumed_run_equals_an_undisturbed_run(runs, ranks):
     assert any(name.startswith("ema.") for name in expected)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_saves_within_a_report_interval_leave_its_loss_as_it_is(runs, ranks):
+    (line,) = (runs / f"summed-{ranks}" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["loss"] == pytest.approx(np.mean(losses(runs / "straight-1")), rel=1e-5)
 
 
 def test_a_step_of_a_linear_model_is_that_of_logistic_regression(runs):

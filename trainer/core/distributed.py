@@ -245,7 +245,7 @@ def sum_over_ranks(values: torch.Tensor, context: DistributedContext) -> torch.T
     """Returns the sum of a tensor over all ranks, on the CPU."""
     if context.world_size == 1:
         return values.cpu()
-    total = values.to(context.device)
+    total = values.to(context.device, copy=True)  # which is summed in place
     dist.all_reduce(total)
     return total.cpu()
 

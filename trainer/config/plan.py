@@ -7,11 +7,11 @@ import pydantic
 from trainer.core.section import MayChange, Section
 
 GibiBytes = Annotated[float, pydantic.Field(gt=0, le=1e9)]
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8", "mx4"]
 
 
 class CommsConfig(Section):
-    """Precision of embeddings that ranks exchange."""
+    """Precision of embeddings that ranks exchange; fp8 needs GPUs."""
 
     forward: Annotated[Precision, MayChange] = "fp32"
     """Precision of pooled embeddings."""

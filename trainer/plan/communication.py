@@ -14,8 +14,15 @@ from trainer.core.errors import InputError
 from trainer.models.embeddings import table_shapes
 from trainer.plan.sharding_plan import shards_of, table_plans
 
-INT8_BLOCK = 32  # number of int8 values that share a scale and an offset, which take 8 bytes
-BYTES_PER_VALUE: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 8 / INT8_BLOCK}
+BLOCKS = {"int8": 32, "fp8": 128, "mx4": 32}  # number of values that share a scale
+BYTES_PER_VALUE: dict[str, float] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int8": 1 + 8 / BLOCKS["int8"],  # with a scale and an offset
+    "fp8": 1 + 8 / BLOCKS["fp8"],  # with a scale, and 4 bytes that FBGEMM leaves empty
+    "mx4": 1 / 2 + 1 / BLOCKS["mx4"],  # with an exponent
+}
 REDUCING = ("row_wise", "table_row_wise", "grid_shard")  # the types whose ranks add partial sums by a reduce-scatter
 
 
@@ -24,54 +31,76 @@ def codecs(comms: CommsConfig) -> dict[str, QuantizedCommCodecs] | None:
     # TorchRec's get_qcomm_codecs_registry would warn and replace bf16 by fp16 on Gloo, although Gloo supports bf16.
     if comms.forward == comms.backward == "fp32":
         return None
-    config = QCommsConfig(CommType(comms.forward), CommType(comms.backward))
+    # Without a number of values that share a scale, FBGEMM's fp8 has no scale, and cuts values off at 0.94.
+    fp8, fp8_backward = (BLOCKS["fp8"] if one == "fp8" else None for one in (comms.forward, comms.backward))
+    mx4, mx4_backward = (BLOCKS["mx4"] if one == "mx4" else None for one in (comms.forward, comms.backward))
+    config = QCommsConfig(
+        CommType(comms.forward),
+        CommType(comms.backward),
+        fp8_quantize_dim=fp8,
+        fp8_quantize_dim_bwd=fp8_backward,
+        mx4_quantize_dim=mx4,
+        mx4_quantize_dim_bwd=mx4_backward,
+    )
     return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 
-def check_comms(comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_rows: Iterable[int]) -> None:
-    """Refuses a precision that the plan's sharding types cannot use.
+def check_comms(
+    comms: CommsConfig, plan: ShardingPlan, data: DataConfig, batch_rows: Iterable[int], device_type: str
+) -> None:
+    """Refuses a precision that the device or the plan's sharding types cannot use.
 
     Args:
         comms: The precision of each direction.
         plan: The placement of the tables.
         data: The features of each table.
         batch_rows: Samples of a local batch, in training and in evaluation.
+        device_type: cpu or cuda.
 
     Raises:
-        InputError: A sharding type cannot use a precision. The message names the direction, the table and the reason.
+        InputError: A precision cannot be used. The message names the direction, the reason, and the table if there is
+            one.
     """
+    batch_rows = [*batch_rows]
     for direction in ("forward", "backward"):
-        if getattr(comms, direction) == "int8":
-            for name, table in table_plans(plan).items():
-                refused = f"comms.{direction} is 'int8', but table '{name}'"
-                if data.holds_sequences(name):
-                    _check_int8_of_sequences(refused, table)
-                else:
-                    _check_int8(refused, table, batch_rows)
-
-
-def _check_int8_of_sequences(refused: str, table: ParameterSharding) -> None:
-    """Refuses int8 for sequences whose shards cannot send every number of ids: the number is unknown before a step."""
-    for columns in (shard.shard_sizes[1] for shard in shards_of(table)):
-        if columns % INT8_BLOCK:
+        precision = getattr(comms, direction)
+        if precision == "fp8" and device_type == "cpu":
             raise InputError(
-                f"{refused} sends sequences of {columns} columns, which is no multiple of {INT8_BLOCK}, the values "
-                "that share a scale; change model.embedding_dim, or use fp16 or bf16"
+                f"comms.{direction} is 'fp8', which needs GPUs, as FBGEMM has no such kernels for CPUs; use int8, mx4, "
+                "fp16 or bf16"
+            )
+        for name, table in table_plans(plan).items() if precision in BLOCKS else ():
+            refused = f"comms.{direction} is '{precision}', but table '{name}'"
+            if data.holds_sequences(name):
+                _check_columns(f"{refused} sends sequences", table, BLOCKS[precision])
+            else:
+                _check_pooled(refused, precision, table, batch_rows)
+
+
+def _check_columns(refused: str, table: ParameterSharding, block: int) -> None:
+    """Refuses shards whose rows are no whole blocks."""
+    for columns in (shard.shard_sizes[1] for shard in shards_of(table)):
+        if columns % block:
+            raise InputError(
+                f"{refused} of {columns} columns, which is no multiple of {block}, the values that share a scale; "
+                "change model.embedding_dim, or use fp16 or bf16"
             )
 
 
-def _check_int8(refused: str, table: ParameterSharding, batch_rows: Iterable[int]) -> None:
+def _check_pooled(refused: str, precision: str, table: ParameterSharding, batch_rows: Iterable[int]) -> None:
     if table.sharding_type in REDUCING:
         raise InputError(
             f"{refused} is sharded {table.sharding_type}, which adds up embeddings on their way between ranks, and "
-            "int8 values with scales of their own cannot be added; use fp16 or bf16, or planner.sharding_types of "
-            "table_wise, column_wise and table_column_wise"
+            f"{precision} values with scales of their own cannot be added; use fp16 or bf16, or planner.sharding_types "
+            "of table_wise, column_wise and table_column_wise"
         )
+    if precision == "mx4":  # TorchRec would fill a rank's columns up, and send more bytes than are reported
+        _check_columns(f"{refused} sends embeddings", table, BLOCKS[precision])
     for rows, columns in ((rows, shard.shard_sizes[1]) for rows in batch_rows for shard in shards_of(table)):
-        if rows * columns % INT8_BLOCK:
+        if rows * columns % BLOCKS[precision]:
             raise InputError(
                 f"{refused} sends {plural(rows, 'row')} of {columns} columns from a rank, which is no multiple of "
-                f"{INT8_BLOCK}, the values that share a scale; change data.global_batch_size or "
+                f"{BLOCKS[precision]}, the values that share a scale; change data.global_batch_size or "
                 "evaluate.global_batch_size"
             )
 

@@ -139,7 +139,8 @@ def build_sharded_model(
     plan, remark, planned_for = make_plan(unsharded, config, context, run)
     check_types(plan, config)
     id_map = make_id_map(config, context, plan)
-    check_comms(config.comms, plan, config.data, local_batch_sizes(config, context.world_size))
+    batch_sizes = local_batch_sizes(config, context.world_size)
+    check_comms(config.comms, plan, config.data, batch_sizes, context.device.type)
     # Computed first, because `shard` replaces the tables inside the unsharded model.
     shapes = table_shapes(unsharded)
     plan_json = plan_to_json(plan, shapes, context.world_size)

@@ -110,7 +110,8 @@ def _show(
         print(compare(planned))
         return
     cluster, found = planned[0].cluster, to_sharding_plan(planned[0].found, planned[0].tables, model)
-    check_comms(config.comms, found, config.data, local_batch_sizes(config, cluster.ranks))
+    batch_sizes = local_batch_sizes(config, cluster.ranks)
+    check_comms(config.comms, found, config.data, batch_sizes, cluster.device_type)
     print(render(planned[0]))
     print(f"\n{_next(planned[0], config_words, out)}")
     _write_plan(out, found, model, cluster)

@@ -1,5 +1,6 @@
 import gc
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torchx_recsys.apps.datasets.synthetic import ranking_auc, synthetic
+from trainer.__main__ import main as trainer
 from trainer.core.errors import InputError, StorageError
 
 pytestmark = pytest.mark.slow
@@ -43,6 +45,26 @@ def test_shape(made):
     metadata = pq.ParquetFile(out / "train/part-00000.parquet").metadata
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [65536, 34464]
     assert {column.null_count for column in train.itercolumns()} == {0}
+
+
+LARGE = ["--table-rows", *map(str, [150_000, *[10] * 25])]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], LARGE, ["--table-rows", "50"], ["--validation-rows", "0"], ["--rows", "9", "--files", "1"]],
+    ids=["default", "large", "small", "no-validation", "no-splits"],
+)
+def test_the_printed_command_trains_on_what_was_made(flags, tmp_path, capsys):
+    words = ["--out", str(tmp_path / "data"), "--rows", "2000", "--files", "2", "--zipf", "0", *flags]
+    assert trainer(["synthetic", *words]) == 0
+    (hint,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
+    printed = re.fullmatch(r"Next:  torchx run dlrm.multi_node --config (\S+) -j 1x2(?: --(.+))?", hint)
+    config, overrides = printed[1], (printed[2] or "").split()
+    assert (config == "synthetic") == (not flags)
+    run = ["--out", str(tmp_path / "run"), "--report.tensorboard", "false"]
+    assert trainer(["train", config, *run, *overrides]) == 0
+    assert trainer(["synthetic", *words]) == 0  # once more leaves the configuration as it is
 
 
 def test_row_ids_are_unique_over_all_splits(made):

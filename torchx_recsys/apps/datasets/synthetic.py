@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import tomli_w
 
 from torchx_recsys.apps.datasets.writer import ROW_GROUP_ROWS, SPLITS, DataSetWriter, print_summary
 from torchx_recsys.apps.engines.threads import Threads
 from trainer.core.errors import InputError
 
+PRESET, PRESET_TABLE_ROWS = "synthetic", 100_000  # the default of --table-rows
 DENSE_FEATURES, SPARSE_FEATURES = 13, 26
 HEAD_IDS = 16
 BIAS, DENSE_STD, SPARSE_STD = -2.0, 1.2, 3.0  # parameters of the log-odds
@@ -99,6 +101,9 @@ def synthetic(
     the same ones (but for `row_id`). Memory grows by 9 bytes per row to validate and test on. Started again after an
     interruption, it keeps the files to train on.
 
+    The preset `synthetic` trains on the data. For other table rows, or without a split, it is the base of
+    `OUT/config.toml`, which the last line then names.
+
     Args:
         out: Directory to write to, on any fsspec URL.
         rows: Rows to train on.
@@ -129,8 +134,21 @@ def synthetic(
     truth, data_set = make_truth(seed, signal), DataSetWriter(out, settings)
     made = Threads(workers).map(lambda file: _make(data_set, file, shape, truth, seed), planned)
     summary = data_set.commit([(file.split, file.name) for file in planned], dict(best for best in made if best))
-    print_summary(summary, "synthetic data", "synthetic", out, ["best_auc", "best_log_loss"])
+    config = _config(data_set, shape, summary)
+    usual = None if config == PRESET else data_set.out  # a configuration beside the data names its files
+    print_summary(summary, "synthetic data", config, out, ["best_auc", "best_log_loss"], usual)
     return summary
+
+
+def _config(data_set: DataSetWriter, shape: Shape, summary: dict[str, Any]) -> str:
+    """Returns the configuration to train with: the preset, or `OUT/config.toml` for other tables or without a split."""
+    rows = {split: found["rows"] for split, found in summary["splits"].items()}
+    if all(rows.values()) and {*shape.table_rows} == {PRESET_TABLE_ROWS}:
+        return PRESET
+    splits = {split: [f"{data_set.out}/{split}"] if rows[split] else [] for split in SPLITS}
+    sparse = {f"cat_{i}": {"rows": table_rows} for i, table_rows in enumerate(shape.table_rows)}
+    data_set.write_once("config.toml", tomli_w.dumps({"base": PRESET, "data": splits | {"sparse": sparse}}))
+    return f"{data_set.out}/config.toml"
 
 
 def plan_files(splits: dict[str, tuple[int, int]]) -> list[FilePlan]:

@@ -177,6 +177,11 @@ class DataSetWriter:
         """Writes JSON as `OUT/NAME`, in place of what is there."""
         self._fs.write(f"{self._root}/{name}", (json.dumps(value, indent=2) + "\n").encode())
 
+    def write_once(self, name: str, text: str) -> None:
+        """Writes `OUT/NAME` unless it is there, as its user may have changed it."""
+        if not self._fs.exists(f"{self._root}/{name}"):
+            self._fs.write(f"{self._root}/{name}", text.encode())
+
 
 def _total(counts: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     rows, positives = (sum(count[key] for count in counts) for key in ("rows", "positives"))
@@ -197,10 +202,10 @@ def print_summary(
     Args:
         summary: The result of `DataSetWriter.commit`.
         title: Name of the data set.
-        config: The preset that trains on the data set.
+        config: The preset, or the file, that trains on the data set.
         out: The directory.
         columns: Values of each split to show besides files, rows and label rate.
-        usual: The directory that the preset names. Unset: data/NAME.
+        usual: The directory that it names. Unset: data/NAME.
         below: The keys of the preset that name files, each with what it names in the directory. Unset: the splits.
     """
     names, out = ["files", "rows", "label_rate", *columns], out.rstrip("/")

@@ -1,11 +1,13 @@
 """The loader from outside: real Parquet files in, the batches of every rank out."""
 
+import gc
 import itertools
 import math
 import os
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,9 +25,12 @@ from trainer.batches.rows import Rows
 from trainer.batches.windows import SharedRows, shared
 from trainer.config.data import DataConfig
 from trainer.config.root import Config
+from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup, find_files
 from trainer.data.epoch_order import Lanes, RowSlice
+from trainer.training.loop import run as run_job
+from trainer.training.setup import begin_job
 
 ROW_GROUPS = {"a": [0, 37, 5, 0, 200], "b": [], "c": [1], "d": [0], "e": [300, 1, 64], "f": [96]}
 ROWS = 704
@@ -482,3 +487,16 @@ def test_every_sample_is_where_it_is_said_to_be(tmp_path, shuffle):
             if weight:
                 name, group, place = re.fullmatch(r"(.+), row group (\d+), row (\d+)", found).groups()
                 assert pq.ParquetFile(name).read_row_group(int(group))["row_id"][int(place)].as_py() == row
+
+
+def test_its_threads_end_with_the_session(rows, tmp_path):
+    """Garbage collection could end them in the start of another thread, and wait there forever."""
+    gc.disable()
+    try:
+        with process_group() as context:  # which collects garbage at its end
+            with begin_job(Config.model_validate(config(rows, train__steps=2)), str(tmp_path), "auto", context) as job:
+                run_job(job)
+            left = [one.name for one in threading.enumerate() if one.name.startswith(("assemble", "read", "decode"))]
+    finally:
+        gc.enable()
+    assert left == []

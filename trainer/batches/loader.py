@@ -9,7 +9,7 @@ file systems let other threads run while they work.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -113,7 +113,7 @@ class Loader:
         """Steps of one epoch, the same on every rank."""
         return self._lanes.steps
 
-    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+    def batches(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yields the batches of the steps in `[start, stop)`, made in the background; steps count over all epochs.
 
         Raises:

@@ -1,6 +1,6 @@
 """The epochs of a run: its training data, lanes, loader, first step and last step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,7 @@ class EpochOrder:
         epoch, epoch_step = divmod(step - 1 - self.steps_before, self.lanes.steps)
         return epoch + self.epochs_before, epoch_step
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch, None, None]:
         """Returns this rank's batches of the steps that are left."""
         return self.loader.batches(self.steps_done - self.steps_before, self.last_step - self.steps_before)
 

@@ -9,7 +9,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -128,7 +128,9 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
     reporter, stop_request = _open_reporter(claimed, order), StopRequest()
     if context.is_rank0:
         PROGRESS.begin(_begun(claimed, order), reporter.log)
-    with _open_saver(job, order, reporter) as saver:
+    # Closed here, because garbage collection may close the loader in the start of a thread, and joining threads there
+    # waits forever.
+    with closing(order.batches()) as batches, _open_saver(job, order, reporter) as saver:
         session = Session(
             claimed=claimed,
             order=order,
@@ -147,7 +149,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
                 _gradients=model.optimizers.gradients,
             ),
             stop_request=stop_request,
-            batches=StallTimer(model.id_map.batches(order.batches(), order.steps_done, order.unused_since)),
+            batches=StallTimer(model.id_map.batches(batches, order.steps_done, order.unused_since)),
             stop_requests=job.stop_requests,
             watchdog=job.watchdog,
             step_state=job.step_state,

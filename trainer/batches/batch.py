@@ -119,10 +119,10 @@ def _part(values: Tensor, sizes: list[int], part: int, parts: int) -> Tensor:
 
 @dataclass
 class Batch(Pipelineable):
-    """The local batch of one step: `B` samples, `D` dense features, `F` sparse features, `L` labels, `G` groups.
+    """The local batch of one step: `B` samples, `D` dense columns, `F` sparse features, `L` labels, `G` groups.
 
     Attributes:
-        dense: Dense features, `[B, D]` float32.
+        dense: Dense features, `[B, D]` float32; a vector has several columns.
         sparse: Ids; the keys are the sparse features in the order of the configuration. If the ids of one feature have
             weights, all ids have weights, and the pooling is a weighted sum.
         labels: Labels, `[B, L]` float32.
@@ -195,7 +195,7 @@ def to_batches(
         log_q: `log_q` of a single step, `[R]`; None without a catalogue.
         places: `places` of a single step, `[R]`; or the rank whose samples follow those of lower ranks.
     """
-    steps, split = len(scales), len(config.dense)
+    steps, split = len(scales), config.dense_width
     dense = _by_row([rows.numbers[:split] for rows in lanes], steps)
     labels = _by_row([rows.numbers[split:-1] for rows in lanes], steps)
     weights = _by_row([rows.numbers[-1:] for rows in lanes], steps)

@@ -13,7 +13,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.data.readers.base import Column
 from trainer.data.selection import row_in_file
-from trainer.rules.dense import filled, null_flags, number_of_time, transformed
+from trainer.rules.dense import filled, filled_vectors, null_flags, number_of_time, transformed
 from trainer.rules.derived_ids import (
     NO_BUCKET,
     NO_TIME,
@@ -98,19 +98,37 @@ class Chunk:
 
 
 def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
-    """Returns the values of a dense feature, `[R]` float32.
+    """Returns the values of a dense feature, `[R]` float32, of vectors `[width, R]`.
 
     Raises:
-        InputError: A value is not finite, or not a time.
+        InputError: A value is not finite or not a time, or a vector has another length.
     """
-    raw = _raw_numbers(name, feature, chunk)
+    column = feature.column or name
+    raw = _raw_vectors(name, feature, chunk) if feature.width else _raw_numbers(name, feature, chunk)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = transformed(raw, feature)
         good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than a mask
     if not good:
         why = f"has no finite value under the transform '{feature.transform}'"
-        chunk.check(feature.column or name, raw, np.isfinite(values), why)
-    return values
+        if feature.width:
+            row, place = np.argwhere(~np.isfinite(values))[0]
+            chunk.refuse(f"column '{column}': {raw[row, place]} at place {place} {why}", row)
+        chunk.check(column, raw, np.isfinite(values), why)
+    return values.T
+
+
+def _raw_vectors(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
+    """Returns the vectors to transform, `[R, width]` float32."""
+    column = feature.column or name
+    vectors, lengths = filled_vectors(chunk.numbers(column), feature)
+    if not (good := lengths == feature.width).all():
+        row = int(good.argmin())
+        chunk.refuse(
+            f"column '{column}': {plural(int(lengths[row]), 'number')}, but data.dense.{name}.width is "
+            f"{feature.width}; every vector needs that many",
+            row,
+        )
+    return vectors
 
 
 def _raw_numbers(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Decodes consecutive rows of a row group column by column: transforms the values, and makes `Rows`."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +42,7 @@ from trainer.rules.registry import id_rule
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Decoder = Callable[[Chunk], np.ndarray]
-"""Makes a column of a chunk: a value for each row, or one for all rows."""
+"""Makes columns of a chunk: a value for each row, `[R]`, one for all rows, or of vectors `[width, R]`."""
 
 
 def decode(
@@ -73,7 +74,7 @@ def decode(
     bags = dict(zip(lists, _each(bag, lists, pool), strict=True))
     hard = _hard_negatives(config.catalogue, chunk)
     return Rows(
-        _stack(chunk, _numbers(config), np.float32, order, pool),
+        _stack(chunk, _numbers(config), np.float32, order, pool, [len(one) for one in config.dense_columns.values()]),
         _stack(chunk, [partial(_ids, name, config.sparse[name]) for name in single], dtype, order, pool),
         bags,
         _stack(chunk, [partial(_group, name) for name in config.groups], np.int64, order, pool),
@@ -92,7 +93,7 @@ def _each(function: Callable[[Item], Result], items: Iterable[Item], pool: Threa
 
 
 def _numbers(config: DataConfig) -> list[Decoder]:
-    """Returns functions that decode dense features, labels and the weight, to `[R]` float32 each."""
+    """Returns functions that decode dense features, labels and the weight, float32 each."""
     dense = [partial(dense_values, name, feature) for name, feature in config.dense.items()]
     return [*dense, *(_decoder_of(name, config) for name in config.labels), partial(_weight, config.weight)]
 
@@ -109,14 +110,22 @@ def _stack(
     dtype: np.typing.DTypeLike,
     order: np.ndarray | None,
     pool: ThreadPoolExecutor | None,
+    widths: Sequence[int] = (),
 ) -> np.ndarray:
-    """Decodes columns into a block, `[C, R]`, with the rows in order."""
-    block = empty_block(len(decoders), len(chunk.rows), dtype)
+    """Decodes columns into a block, `[C, R]`, with the rows in order.
+
+    The first decoders make `widths` columns, all others one each.
+    """
+    ends = [*accumulate([*widths, *[1] * (len(decoders) - len(widths))])]
+    block = empty_block(ends[-1] if ends else 0, len(chunk.rows), dtype)
     words = 2 * order if order is not None and block.dtype == np.int32 else None
 
     def fill(place: int) -> None:
-        target, values = block[place], decoders[place](chunk)
-        if order is None or values.ndim == 0:
+        target, values = block[ends[place] - 1], decoders[place](chunk)
+        if values.ndim == 2:  # whole vectors are put in order, which reads their memory in long runs
+            vectors = values.T if order is None else values.T[order]
+            np.copyto(block[ends[place] - len(values) : ends[place]], vectors.T)
+        elif order is None or values.ndim == 0:
             np.copyto(target, values, casting="unsafe")
         # Each column is shuffled while it is in the cache. Permuting the whole block later would move all data twice.
         elif words is not None and values.dtype == np.int64:

@@ -72,7 +72,8 @@ class Rows:
     """`R` rows of a data set; all columns of a kind are a block.
 
     Attributes:
-        numbers: Dense features, labels and, as the last column, the weight, `[C, R]` float32.
+        numbers: Dense features, labels and, as the last column, the weight, `[C, R]` float32. A vector has several
+            columns (`DataConfig.dense_columns`).
         ids: Features with at most one id per row, `[S, R]`; NO_ID without an id.
         bags: Features with a list of ids per row, by name, `[R]` lists each: of ids, or of ids with weights.
         groups: Columns that group rows, `[G, R]` int64.
@@ -112,18 +113,20 @@ class Rows:
             rows: The other rows, as many or fewer.
             columns: Their columns.
         """
+        there = data.dense_columns
+        for name, places in columns.dense_columns.items():
+            self.numbers[there[name], : len(rows)] = rows.numbers[places]
         for block, names, values, present in (
-            (self.numbers, [*data.dense], rows.numbers, [*columns.dense]),
             (self.ids, _single(data, self), rows.ids, _single(columns, rows)),
             (self.groups, data.groups, rows.groups, columns.groups),
         ):
-            for name, column in zip(present, values, strict=False):  # not strict: labels and the weight are left over
+            for name, column in zip(present, values, strict=True):
                 block[names.index(name), : len(rows)] = column
 
     @staticmethod
     def padding(rows: int, config: DataConfig, lists: Collection[str]) -> "Rows":
         """Returns rows of weight and cost 0 without ids; `lists` names the features in bags."""
-        numbers = len(config.dense) + len(config.labels) + 1
+        numbers = config.dense_width + len(config.labels) + 1
         return Rows(
             np.zeros((numbers, rows), np.float32),
             np.full((len(config.sparse) - len(lists), rows), NO_ID, id_dtype(config)),

@@ -1,5 +1,6 @@
 """The data set: its files, features and labels, which samples are trained on, and in which order."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -232,6 +233,12 @@ class DataConfig(Section):
                     f"data.history.columns names '{name}', which no feature reads{nearest(name, self.columns)}; name "
                     "the column of a feature"
                 )
+        for name, feature in self.dense.items():
+            if feature.width and (column := feature.column or name) in self.history.columns:
+                raise InputError(
+                    f"data.dense.{name}.width is {feature.width}, but data.history.columns makes '{column}', whose "
+                    "lists differ in length; take a column of the files"
+                )
 
     def _check_balance(self) -> None:
         balance, even_steps = self.balance, self.even_steps
@@ -349,6 +356,17 @@ class DataConfig(Section):
         """Returns the keys that decide the values of the features, by name and by kind, `dense` or `sparse`."""
         kinds = {"dense": self.dense, "sparse": self.sparse}
         return {kind: {name: fixed_values(one) for name, one in named.items()} for kind, named in kinds.items()}
+
+    @property
+    def dense_columns(self) -> dict[str, range]:
+        """The columns of each dense feature in the model's input: one of a number, `width` of a vector."""
+        ends = [*itertools.accumulate((feature.width or 1 for feature in self.dense.values()), initial=0)]
+        return {name: range(*ends[place : place + 2]) for place, name in enumerate(self.dense)}
+
+    @property
+    def dense_width(self) -> int:
+        """The number of columns of all dense features."""
+        return sum(feature.width or 1 for feature in self.dense.values())
 
     def table_of(self, feature: str) -> str:
         """Returns the name of the table that a sparse feature looks its ids up in."""

@@ -19,7 +19,7 @@ from trainer.rules.vocabulary import VocabularyKeys
 
 
 class DenseFeature(NumberKeys, OverlapKeys, LookupKeys, ExpressionKeys):
-    """A number of each sample, made of a column or of several. The keys are applied in their order here."""
+    """A number of each sample, or a vector, made of a column or of several. The keys are applied in their order."""
 
 
 class SparseFeature(  # whose keys stand in the documentation from the last class on
@@ -97,6 +97,10 @@ def check_dense(name: str, feature: DenseFeature) -> None:
     ways = ways_of(feature)
     if len(ways) > 1:
         raise InputError(f"{key}.{ways[0]} and {key}.{ways[1]} are both set, of which a number has one; leave one out")
+    if ways and feature.width:
+        raise InputError(
+            f"{key}.width is {feature.width}, but {key}.{ways[0]} makes a single number; leave one of them out"
+        )
     if ways == ["expression"] and feature.column is not None:
         raise InputError(
             f"{key}.column is '{feature.column}', but {key}.expression names the columns; leave column out"

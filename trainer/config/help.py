@@ -21,7 +21,7 @@ Any key of the configuration can be replaced: --SECTION.KEY VALUE, such as --tra
 FIRST = {
     "data": "train validation test reader labels groups global_batch_size",
     "data.segments": "path",
-    "data.dense.NAME": "column transform missing mean std",
+    "data.dense.NAME": "column width transform missing mean std",
     "data.sparse.NAME": "rows ids table column pooling max_ids weights buckets hotness",
     "model": "name embedding_dim dense_layers over_layers target history item_features",
     "tasks.NAME": "label loss weight metrics",

@@ -18,6 +18,7 @@ from trainer.config.features import (
 )
 from trainer.core.errors import InputError, some_of
 from trainer.data.files import DataFiles
+from trainer.rules.dense import check_number_type
 from trainer.rules.derived_ids import check_single, check_time
 from trainer.rules.hashing import check_integers
 from trainer.rules.id_lists import check_earlier, check_lists, check_weight_type, check_without
@@ -224,7 +225,7 @@ def _check_vocabulary(file: str, name: str, column: str, dtype: pa.DataType, fea
 
 
 def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[str]:
-    """Checks the columns of times, crosses, offsets, cut lists and their times; returns the columns of numbers."""
+    """Checks the columns of dense features, times, crosses, offsets, cut lists; returns the numbers to make ids of."""
     numbers = []
     for kind, features in (("dense", config.dense), ("sparse", config.sparse)):
         for name, feature in features.items():
@@ -235,7 +236,10 @@ def _check_features(file: str, schema: pa.Schema, config: DataConfig) -> list[st
             elif takes(feature) == "times":
                 check_time(file, columns[0], schema.field(columns[0]).type, key, feature.transform)
             elif takes(feature) == "numbers" and not takes_any(feature):
-                numbers += columns
+                if isinstance(feature, SparseFeature) or feature.expression:
+                    numbers += columns
+                else:
+                    check_number_type(file, columns[0], schema.field(columns[0]).type, key, feature)
             elif isinstance(feature, SparseFeature):
                 check_earlier(file, schema, columns[0], key, feature)
                 check_without(file, schema, columns[0], key, feature)

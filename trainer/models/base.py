@@ -23,7 +23,7 @@ class ModelInputs:
         tables: The tables of pooled features, on the meta device; the model must use this very module, and may call it
             once: `self.tables(sparse)` returns a `KeyedTensor` whose `values()`, `[B, columns of all features]`, are in
             the order of `sparse_features`, however the tables are sharded. Without pooled features, `[B, 0]`.
-        dense_features: Dense features, `D`.
+        dense_features: Columns of the dense features, `D`: one of a number, as many as its length of a vector.
         sparse_features: Names of the pooled features, keys of the `KeyedJaggedTensor`, in the order of the
             configuration; features that share a table follow the first of them.
         predictions: Names of the predictions that the model returns, `T`.
@@ -34,7 +34,7 @@ class ModelInputs:
             for each feature, oldest first.
         sequence_features: Names of the sequences, the other keys of the `KeyedJaggedTensor`, each with its greatest
             length.
-        dense_names: Names of the dense features, the columns of `[B, D]`.
+        dense_names: Names of the dense features, in the order of their columns.
         weighted_features: Names of the sparse features whose ids have weights, `sparse[name].weights()`. The pooled
             embeddings are weighted already.
         pooled_sequences: The pooled features whose table serves sequences, too, each with its pooling; they are not in
@@ -43,6 +43,7 @@ class ModelInputs:
         pairs: The predictions that are two logits, for label 0 and for label 1, as the loss jrc needs.
         classes: The predictions that are a logit for each of so many classes.
         samples: The samples that the model is about to compute, which dropout and batch normalization need.
+        dense_vectors: The dense features that are vectors, each with its columns; all others have one.
     """
 
     tables: EmbeddingBagCollection
@@ -59,6 +60,7 @@ class ModelInputs:
     pairs: Sequence[str] = ()
     classes: Mapping[str, int] = field(default_factory=dict)
     samples: StepSamples = field(default_factory=StepSamples)
+    dense_vectors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labels(self) -> int:

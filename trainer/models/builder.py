@@ -97,7 +97,7 @@ def _build(
     tables, sequences = collections(data, model, torch.device("meta"))
     inputs = ModelInputs(
         tables=tables,
-        dense_features=len(data.dense),
+        dense_features=data.dense_width,
         sparse_features=[feature for table in tables.embedding_bag_configs() for feature in table.feature_names],
         predictions=[*predictions],
         device=device,
@@ -109,6 +109,7 @@ def _build(
         pooled_sequences=data.pooled_sequences,
         pairs=[name for name, columns in predictions.items() if columns == 2],
         classes={name: columns for name, columns in predictions.items() if columns > 2},
+        dense_vectors={name: feature.width for name, feature in data.dense.items() if feature.width},
     )
     return builder(inputs)
 

@@ -69,6 +69,7 @@ class SecondOrder(nn.Module):
     """The products of all pairs of a sample's features, by a factorization machine (Rendle, ICDM 2010).
 
     A sparse feature's factor is its pooled embedding; a dense feature's factor is its value times a learned vector.
+    Each column of a dense vector is such a feature.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:

@@ -53,7 +53,8 @@ def feature_widths(inputs: ModelInputs) -> dict[str, int]:
         for table in inputs.tables.embedding_bag_configs()
         for feature in table.feature_names
     }
-    return dict.fromkeys(inputs.dense_names, 1) | {name: of_tables[name] for name in inputs.sparse_features}
+    of_dense = dict.fromkeys(inputs.dense_names, 1) | {**inputs.dense_vectors}
+    return of_dense | {name: of_tables[name] for name in inputs.sparse_features}
 
 
 def two_tower(inputs: ModelInputs) -> nn.Module:

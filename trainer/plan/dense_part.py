@@ -136,7 +136,7 @@ def _part(config: Config, *, weights: int, gradients: int, state: int, activatio
         state=state,
         averages=weights if config.optimizer.ema.decay else 0,
         activations=activations,
-        sample=FLOAT * (len(data.dense) + len(data.labels) + 2 * len(data.groups) + 2),
+        sample=FLOAT * (data.dense_width + len(data.labels) + 2 * len(data.groups) + 2),
         build=BYTES_TO_INITIALIZE,
     )
     return DensePart(memory, work)
@@ -309,7 +309,7 @@ def _batch(config: Config, samples: int) -> Batch:
         length_per_key=ids,
     )
     return Batch(
-        dense=torch.empty(samples, len(data.dense)),
+        dense=torch.empty(samples, data.dense_width),
         sparse=sparse,
         labels=torch.empty(samples, len(data.labels)),
         weights=torch.empty(samples),

@@ -11,7 +11,17 @@ import pydantic
 from trainer.core.errors import InputError
 from trainer.core.section import Section
 from trainer.rules.derived_ids import DAY, TIMES, part_of_time
-from trainer.rules.plain_types import is_missing, to_float32, zero_filled
+from trainer.rules.plain_types import (
+    as_lists,
+    has_values,
+    is_list,
+    is_missing,
+    is_number,
+    list_lengths,
+    plain_type,
+    to_float32,
+    zero_filled,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +38,9 @@ class NumberKeys(Section):
 
     column: str | None = None
     """Column of the files. Unset: the feature's own name. One column can make several features."""
+    width: pydantic.PositiveInt | None = pydantic.Field(None, exclude_if=lambda width: width is None)
+    """Length of the vectors in the column, lists of numbers such as embeddings of texts: each place is a column of the
+    model's input, and the other keys apply to each. Unset: the column has a single number."""
     missing: float = 0.0
     """Replaces a null, before the transform; of hour, weekday and age the result for one."""
     clip: list[float] = []
@@ -54,6 +67,11 @@ class NumberKeys(Section):
         Raises:
             InputError: The message names the key.
         """
+        if self.width and (self.transform == "is_missing" or self.transform in TIMES):
+            raise InputError(
+                f"{key}.width is {self.width}, but {key}.transform is '{self.transform}', which makes a single number; "
+                "leave width out"
+            )
         if self.std <= 0:
             raise InputError(f"{key}.std is {self.std}; it must be greater than 0")
         if self.clip and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):
@@ -73,8 +91,34 @@ class NumberKeys(Section):
             raise InputError(f"{key}.now is '{self.now}'; it must be a day, such as \"2026-01-31\"")
 
 
+def check_number_type(file: str, name: str, dtype: pa.DataType, key: str, feature: NumberKeys) -> None:
+    """Refuses a column that holds no numbers, numbers in place of vectors, and vectors of another length.
+
+    Raises:
+        InputError: The message names file and column.
+    """
+    plain = plain_type(dtype)
+    of_vectors = is_list(dtype) and (is_number(plain.value_type) or not has_values(dtype))
+    if pa.types.is_null(plain):
+        return
+    if feature.width is None and not is_number(dtype):
+        remedy = f"; for vectors, set {key}.width to their length" if of_vectors else ""
+        raise InputError(f"{file}: column '{name}' is of type {dtype}; it must be a number, a date or a time{remedy}")
+    if feature.width is not None and not of_vectors:
+        raise InputError(
+            f"{file}: column '{name}' is of type {dtype}, but {key}.width is {feature.width}; it must be a list of "
+            "numbers, or leave width out"
+        )
+    size = getattr(dtype, "list_size", feature.width)
+    if feature.width is not None and size != feature.width:
+        raise InputError(
+            f"{file}: column '{name}' has vectors of {size} numbers, but {key}.width is {feature.width}; set it to "
+            f"{size}"
+        )
+
+
 def has_dense_value(numbers: Any, feature: dict[str, Any], library: Any) -> Any:
-    """Returns which numbers have a finite dense value, `[B]`; NaN counts as missing.
+    """Returns which numbers have a finite dense value, in their shape; NaN counts as missing.
 
     Args:
         numbers: float32, in an array of NumPy or torch.
@@ -100,6 +144,25 @@ def filled(array: pa.Array, feature: NumberKeys) -> np.ndarray:
     return values
 
 
+def filled_vectors(array: pa.Array, feature: NumberKeys) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors of lists of numbers, `[R, width]` float32, and the lengths of the lists, `[R]`.
+
+    A null list is a vector of `missing`; so is a list of another length, which the caller refuses.
+    """
+    lists, width = as_lists(array), feature.width or 1
+    lengths = np.where(is_missing(lists), width, list_lengths(lists))
+    whole = lengths == width
+    if not whole.all():
+        lists = lists.filter(pa.array(whole))
+    present = ~is_missing(lists)
+    values = filled(lists.flatten(), feature).reshape(-1, width)
+    if len(values) == len(lengths):
+        return values, lengths
+    vectors = np.full((len(lengths), width), feature.missing, np.float32)
+    vectors[np.flatnonzero(whole)[present]] = values
+    return vectors, lengths
+
+
 def null_flags(array: pa.Array) -> np.ndarray:
     """Returns 1 for a null or NaN, else 0, `[R]` float32."""
     return array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False).astype(np.float32)
@@ -113,7 +176,7 @@ def number_of_time(seconds: np.ndarray, missing: np.ndarray, feature: NumberKeys
 
 
 def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
-    """Returns the dense values of numbers without nulls, `[R]` float32. The values can be infinite or NaN."""
+    """Returns the dense values of numbers without nulls, float32 in their shape. They can be infinite or NaN."""
     values = np.clip(raw, *np.asarray(feature.clip, np.float32)) if feature.clip else raw
     if feature.transform in FUNCTIONS:
         values = FUNCTIONS[feature.transform](values)
@@ -123,11 +186,11 @@ def transformed(raw: np.ndarray, feature: NumberKeys) -> np.ndarray:
 
 
 def dense_in_torch(raw: "Tensor", present: "Tensor", feature: NumberKeys) -> "Tensor":
-    """Returns the model's input for raw values, `[B]` float32.
+    """Returns the model's input for raw values, `[B]` float32, of vectors `[B, width]`.
 
     Args:
         raw: Numbers, float32; or times in seconds since 1970, int64. Missing values may be anything.
-        present: Which values are not missing, `[B]`.
+        present: Which values are not missing, in the same shape.
         feature: The feature.
     """
     if feature.transform == "is_missing":

@@ -40,13 +40,13 @@ class Table:
 
     @property
     def dense(self) -> np.ndarray:
-        """The dense features, `[D, R]` float32."""
-        return self.rows.numbers[: len(self.data.dense)]
+        """The columns of the dense features, `[D, R]` float32."""
+        return self.rows.numbers[: self.data.dense_width]
 
     @property
     def labels(self) -> np.ndarray:
         """All labels, `[L, R]` float32."""
-        return self.rows.numbers[len(self.data.dense) : -1]
+        return self.rows.numbers[self.data.dense_width : -1]
 
     @property
     def weights(self) -> np.ndarray:

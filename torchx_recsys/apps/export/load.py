@@ -9,9 +9,9 @@ A directory with changes.bin holds the differences from its predecessor, an expo
 directory must be beside it. A model can take these changes in place: model.apply(read_changes(directory)).
 
 A column is a list with a value for each sample, None where it is missing, or a tensor; of model.onnx a NumPy array. A
-tensor or an array of integers has an id for every sample. Columns of strings are hashed here, as numbers of 64 bits; a
-string may be bytes, and in text, such as JSON, a byte that is not UTF-8 is one of U+DC80 to U+DCFF, as Python's error
-handler surrogateescape writes it.
+vector is a list of numbers, and a tensor of vectors is [B, width]. A tensor or an array of integers has an id for every
+sample. Columns of strings are hashed here, as numbers of 64 bits; a string may be bytes, and in text, such as JSON, a
+byte that is not UTF-8 is one of U+DC80 to U+DCFF, as Python's error handler surrogateescape writes it.
 Rules of the user's own without a version in torch run here, from rules/, and need NumPy. Every other rule is in the
 model. signature.json describes the columns.
 """
@@ -48,6 +48,7 @@ SMALL_BYTES = 1 << 20  # size up to which checksums of files are always compared
 NO_ID = -(2**63)  # a missing id in exports of version 1; later versions have inputs that mark missing ids
 MOST_NAMED = 20  # maximum number of columns in a message
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest value of float32
+NUMBERS = ("float", "bfloat", "int", "uint", "bool")  # beginnings of the names of types
 
 
 class ColumnError(ValueError):
@@ -443,7 +444,7 @@ class _Reader:
         """Returns the inputs of one of the columns by name; the errors of `Model.inputs`."""
         if column["kind"] == "beside":
             return {}
-        values = self._with_none(columns[column["name"]], column["kind"] == "number")
+        values = self._with_none(columns[column["name"]], column["kind"] in ("number", "vector"))
         if column.get("lookup"):
             values = self._looked_up(column, columns)
         if column.get("overlap"):
@@ -455,13 +456,29 @@ class _Reader:
             return self._weights(column, values, self._with_none(columns[column["ids"]]), stays)
         if column["kind"] == "list":
             return self._lists(column, values, stays)
-        kinds = {"number": self._numbers, "id": self._single, "time": self._single}
+        kinds = {"number": self._numbers, "vector": self._vectors, "id": self._single, "time": self._single}
         return kinds[column["kind"]](column, values)
+
+    def _vectors(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
+        name, library, width = column["name"], self._library, column["width"]
+        if self._is_array(values):
+            if values.ndim != 2 or values.shape[1] != width or not _dtype(values).startswith(NUMBERS):
+                raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B, {width}] of numbers")
+            return {column["input"]: self._finite(column, values, values)}
+        found = []
+        for row, one in enumerate(values):
+            vector = [None] * width if _is_null(one) else self._list(column, row, one, "numbers")
+            if len(vector) != width:
+                raise ColumnError(f"column '{name}', row {row}: {_plural(len(vector), 'number')}; it must be {width}")
+            found.append([_number(name, row, value) for value in vector])
+        return {column["input"]: self._finite(column, library.asarray(found, dtype=library.float64), values)}
 
     def _numbers(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         name, library = column["name"], self._library
+        if self._is_array(values) and values.ndim == 2 and column["transform"] == "is_missing":
+            values = library.zeros_like(values[:, 0])  # no row of an array lacks its vector
         if self._is_array(values):
-            if values.ndim != 1 or not _dtype(values).startswith(("float", "bfloat", "int", "uint", "bool")):
+            if values.ndim != 1 or not _dtype(values).startswith(NUMBERS):
                 raise ColumnError(f"column '{name}' is {_of(values)}; it must be [B] of numbers")
             numbers = values
         else:
@@ -470,17 +487,25 @@ class _Reader:
             else:
                 found = [_number(name, row, value) for row, value in enumerate(values)]
             numbers = library.asarray(found, dtype=library.float64)
+        return {column["input"]: self._finite(column, numbers, values)}
+
+    def _finite(self, column: dict[str, Any], numbers: Tensor, values: Any) -> Tensor:
+        """Returns the numbers of values as float32, `[B]` or `[B, width]`, if all have a finite dense value."""
+        library = self._library
         with self._quiet():
             numbers = library.asarray(numbers, dtype=getattr(library, column["type"]))
             takes_any = column.get("buckets") or column["transform"] == "is_missing"
             good = library.ones_like(numbers, dtype=bool) if takes_any else has_dense_value(numbers, column, library)
         if not good.all():
-            row = int(library.argwhere(~good)[0, 0])
-            value = "null" if values[row] is None else values[row]
+            row, *places = library.argwhere(~good)[0].tolist()
+            value, at = values[row], "".join(f" at place {place}" for place in places)
+            for place in places if value is not None else ():
+                value = value[place]
             raise ColumnError(
-                f"column '{name}', row {row}: {value} has no finite value under the transform '{column['transform']}'"
+                f"column '{column['name']}', row {row}: {'null' if value is None else value}{at} has no finite value "
+                f"under the transform '{column['transform']}'"
             )
-        return {column["input"]: numbers}
+        return numbers
 
     def _single(self, column: dict[str, Any], values: Any) -> dict[str, Tensor]:
         if self._is_array(values):
@@ -624,7 +649,7 @@ class _Reader:
         is_one = isinstance(one, str | bytes | dict) or not hasattr(one, "__iter__") or getattr(one, "ndim", 1) == 0
         if one is not None and is_one:
             raise ColumnError(f"column '{column['name']}', row {row}: {_shown(one)} is not a list of {noun}")
-        return one.tolist() if isinstance(one, self.array) else [*(one or ())]
+        return one.tolist() if hasattr(one, "tolist") else [*(one or ())]
 
     def _with_none(self, values: Any, of_numbers: bool = False) -> Any:
         """Returns values with None for each null; NaN in a column of numbers stays, as in training it is not null."""

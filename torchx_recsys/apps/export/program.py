@@ -150,10 +150,11 @@ def _example(entries: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Returns three samples, as sizes of 0 and 1 would become constants of the program."""
     found = {}
     for entry in entries:
-        size = len(LENGTHS) if entry["shape"] == ["B"] else sum(LENGTHS)
+        size, *columns = entry["shape"]
+        rows, dtype = len(LENGTHS) if size == "B" else sum(LENGTHS), getattr(torch, entry["dtype"])
         # A tensor for each input: inputs that share a tensor would be one input of the program.
-        values = LENGTHS if "lengths_of" in entry else [0] * size
-        found[entry["name"]] = torch.tensor(values, dtype=getattr(torch, entry["dtype"]))
+        zeros = torch.zeros(rows, *columns, dtype=dtype)
+        found[entry["name"]] = torch.tensor(LENGTHS, dtype=dtype) if "lengths_of" in entry else zeros
     return found
 
 

@@ -58,18 +58,21 @@ class Rules(nn.Module):
         """Returns the dense features, `[B, D]`, and the rows of ids by sparse feature.
 
         Args:
-            columns: By feature. Numbers `[B]` float32, NaN where missing; single ids, and times in seconds since 1970,
-                `[B]` int64, with the tensor of `name_of_presence`, `[B]` bool; lists as the two tensors of
-                `names_of_list`, `[N]` and `[B]` int64; weights as the tensor of `name_of_weights`, `[N]` or `[B]`
-                float32; of crosses, the ids of each column; of expressions, the numbers of each column, float64.
+            columns: By feature. Numbers `[B]` and vectors `[B, width]` float32, NaN where missing; single ids, and
+                times in seconds since 1970, `[B]` int64, with the tensor of `name_of_presence`, `[B]` bool; lists as
+                the two tensors of `names_of_list`, `[N]` and `[B]` int64; weights as the tensor of `name_of_weights`,
+                `[N]` or `[B]` float32; of crosses, the ids of each column; of expressions, the numbers of each column,
+                float64.
         """
         dense = [self._number(name, feature, columns) for name, feature in self._data.dense.items()]
         sparse = {name: self._ids(name, columns) for name in self._data.sparse}
         samples = dense[0].shape[0] if dense else next(iter(sparse.values())).samples
-        return torch.stack(dense, dim=1) if dense else torch.zeros((samples, 0)), Features(sparse, samples)
+        columns_of_dense = [one if one.dim() == 2 else one[:, None] for one in dense]
+        found = torch.cat(columns_of_dense, dim=1) if dense else torch.zeros((samples, 0))
+        return found, Features(sparse, samples)
 
     def _number(self, name: str, feature: DenseFeature, columns: dict[str, Tensor]) -> Tensor:
-        """Returns a dense feature, `[B]` float32."""
+        """Returns a dense feature, `[B]` float32, or `[B, width]` of vectors."""
         if not feature.expression:
             return dense_in_torch(columns[name], _present(name, columns), feature)
         given = {column: columns[one] for column, one in inputs_of_expression(name, feature.expression).items()}
@@ -98,7 +101,7 @@ class Rules(nn.Module):
 
 
 def _present(name: str, columns: dict[str, Tensor]) -> Tensor:
-    """Returns which samples have a value, `[B]`."""
+    """Returns which samples have a value, `[B]`, of vectors which places have one, `[B, width]`."""
     raw = columns[name]
     return ~raw.isnan() if raw.is_floating_point() else columns[name_of_presence(name)]
 

@@ -175,7 +175,8 @@ def _of_dense(name: str, feature: DenseFeature, types: dict[str, pa.DataType]) -
     if feature.overlap:
         about = {"keys": type_of_ids(types[column])}
         beside = [_read_beside(name, feature.overlap, types)]
-    return [{"name": column, "input": name, "kind": "number", "type": "float32", **rules, **about}, *beside]
+    kind = "vector" if feature.width else "number"
+    return [{"name": column, "input": name, "kind": kind, "type": "float32", **rules, **about}, *beside]
 
 
 def _of_lookup(
@@ -233,6 +234,8 @@ def inputs_of(column: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     if column["kind"] == "number":
         return [{"name": name, "dtype": column["type"], "shape": ["B"]}]
+    if column["kind"] == "vector":
+        return [{"name": name, "dtype": "float32", "shape": ["B", column["width"]]}]
     if column["kind"] in ("id", "time"):
         present = {"name": name_of_presence(name), "dtype": "bool", "shape": ["B"], "present_of": name}
         return [{"name": name, "dtype": "int64", "shape": ["B"]}, present]

@@ -61,8 +61,8 @@ class Sample:
 def moved(rows: Rows, order: np.ndarray, data: DataConfig, dense: frozenset[str], sparse: frozenset[str]) -> Rows:
     """Returns rows with the values of some features from other rows; whole lists move."""
     numbers, ids, places = rows.numbers.copy(), rows.ids.copy(), _places(data, rows)
-    for place, name in enumerate(data.dense):
-        if name in dense:
+    for name in dense:
+        for place in data.dense_columns[name]:
             numbers[place] = rows.numbers[place][order]
     for name in sparse & places.keys():
         ids[places[name]] = rows.ids[places[name]][order]

@@ -177,8 +177,8 @@ def with_all_features(batch: Batch, here: DataConfig, config: DataConfig) -> Bat
     if (here.dense.keys(), here.sparse.keys()) == (config.dense.keys(), config.sparse.keys()):
         return batch
     samples = len(batch.dense)
-    dense = batch.dense.new_zeros(samples, len(config.dense))
-    dense[:, _places(here.dense, config.dense)] = batch.dense
+    dense, columns = batch.dense.new_zeros(samples, config.dense_width), config.dense_columns
+    dense[:, [place for name in here.dense for place in columns[name]]] = batch.dense
     lengths = batch.sparse.lengths().new_zeros(len(config.sparse), samples)
     lengths[_places(here.sparse, config.sparse)] = batch.sparse.lengths().view(-1, samples)
     weights = batch.sparse.weights_or_none()

@@ -16,12 +16,8 @@ from trainer.rules.id_lists import kept_range
 from trainer.rules.plain_types import is_string, to_ids, to_texts
 
 USES = {
-    "beside": "ids",
-    "number": "numbers",
-    "weight": "numbers",
-    "weights": "numbers",
-    "id": "ids",
-    "list": "ids",
+    **dict.fromkeys(("number", "vector", "weight", "weights"), "numbers"),
+    **dict.fromkeys(("id", "list", "beside"), "ids"),
     "time": "times",
 }
 

@@ -347,6 +347,7 @@ class CsvReader:
 def column_types(config: DataConfig) -> dict[str, pa.DataType]:
     """Returns the types of the columns that a data section reads or filters by. All other columns are text."""
     hard = [config.catalogue.hard_negatives] if config.catalogue.hard_negatives else []
+    vectors = [feature.column or name for name, feature in config.dense.items() if feature.width]
     features = [*config.dense.items(), *config.sparse.items()]
     integers = [columns_of(name, feature) for name, feature in features if takes(feature) != "numbers"]
     beside = [ids_beside(feature).values() for _, feature in features]
@@ -354,7 +355,7 @@ def column_types(config: DataConfig) -> dict[str, pa.DataType]:
     types: dict[str, pa.DataType] = {}
     for name in config.columns:
         kind = pa.string() if name in config.csv.strings else pa.int64() if name in ids else pa.float64()
-        types[name] = pa.list_(kind) if name in (*config.csv.lists, *hard) else kind
+        types[name] = pa.list_(kind) if name in (*config.csv.lists, *hard, *vectors) else kind
     for clause in config.select.clauses:
         types.setdefault(clause.column, _type_of(clause.values))
     return types

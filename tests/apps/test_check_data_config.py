@@ -280,12 +280,12 @@ def test_splits_and_columns_are_told_from_names_types_and_values(tmp_path, monke
 def test_columns_of_types_that_are_not_looked_at_are_said(tmp_path, capsys):
     times = pa.array([n * 1000 for n in range(400)], pa.time32("ms"))
     table = {"clicked": [n % 3 % 2 for n in range(400)], "item": [n % 7 for n in range(400)], "at": times}
-    table |= {"shape": [[0.5, n / 4] for n in range(400)]}
+    table |= {"shape": [{"width": n} for n in range(400)]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     of_times = "at: of type time32[ms], which is not looked at"
     tree = written(tmp_path, tmp_path / "a.parquet")
     assert of_times in capsys.readouterr().out
-    assert '"shape": of type list<element: double>' in (tmp_path / "first.toml").read_text()
+    assert '"shape": of type struct<width: int64>' in (tmp_path / "first.toml").read_text()
     tree["data"]["sparse"]["at"] = {"rows": 9, "ids": "hash"}
     assert trainer(["check-data", str(write_config(tmp_path / "first.toml", tree))]) == 0
     said = capsys.readouterr().out

@@ -15,7 +15,13 @@ from torchx_recsys.apps.check_data.csv_types import csv_keys, guess_types
 from torchx_recsys.apps.check_data.file_checks import index_findings, refuse_repeated, repeated_columns, schema_findings
 from torchx_recsys.apps.check_data.finding import Finding, by_severity
 from torchx_recsys.apps.check_data.first_config import WHY, guess_config
-from torchx_recsys.apps.check_data.guess import columns_of_few_ids, guess_data, suggestions
+from torchx_recsys.apps.check_data.guess import (
+    add_vectors,
+    columns_of_few_ids,
+    guess_data,
+    suggestions,
+    vector_suggestions,
+)
 from torchx_recsys.apps.check_data.items import ROWS, columns_of_item, item_column, write_items
 from torchx_recsys.apps.check_data.label import guess_label
 from torchx_recsys.apps.check_data.page import draw_report
@@ -31,6 +37,7 @@ from torchx_recsys.apps.check_data.splits import (
     open_split,
     split_sources,
 )
+from torchx_recsys.apps.check_data.vectors import Vectors, read_vectors, vector_columns, vector_findings
 from torchx_recsys.apps.engines.engine import Engine, engine_of
 from torchx_recsys.apps.engines.progress import progress_bar
 from torchx_recsys.apps.engines.source import guess_reader
@@ -120,9 +127,11 @@ def check_data(
     key, choice = "data.{}" if config else "--source", config.train.seed if config else seed
     opened = [open_split(name, key.format(name), urls, data, choice) for name, urls in files.items()]
     splits = numbers_alike(opened, id_columns(data) if config else ())
-    columns = data.columns if config else [*splits[0].kinds]
+    of_vectors = vector_columns(splits, config.data if config else None)
+    columns = [name for name in (data.columns if config else splits[0].kinds) if name not in of_vectors]
     refuse_repeated(splits, {"--label": label, "--time": time})
     unmeasured = not_measured(splits[0])
+    unmeasured = {name: why for name, why in unmeasured.items() if name not in of_vectors}
     for flag, name in (("--label", label), ("--time", time)):
         if name in unmeasured:
             raise InputError(f"{flag} is '{name}', a column {unmeasured[name]}; name another one")
@@ -130,7 +139,9 @@ def check_data(
         raise InputError(f"--time is '{time}', which is no column{nearest(time, splits[0].kinds)}")
     before = schema_findings(splits, data if config else None) + index_findings(splits)
     computer = engine_of(engine, "check-data")
-    measured = _read(splits, data, [*columns, *([time] if time else [])], rows, all, seed, computer)
+    measured, vectors = _read(
+        splits, data, [*columns, *([time] if time else [])], of_vectors, rows, all, seed, computer
+    )
     with _removed_after_a_failure(write_config and _vocabularies(write_config), overwrite):
         if config:
             written, guessed, left_out = config, {}, {}
@@ -139,6 +150,7 @@ def check_data(
             target = guess_label(profiles_of(measured, []), label, task, repeated_columns(splits))
             profiles = profiles_of(measured, [target.name] if target.task == "binary" and not target.classes else [])
             columns_tree, left_out = guess_data(profiles, target)
+            left_out |= add_vectors(columns_tree, vectors, target)
             if csv := csv_keys(data.csv, [*columns_tree["sparse"], *columns_tree.get("groups", ()), target.name]):
                 columns_tree["csv"] = csv
             if write_config and (few := columns_of_few_ids(columns_tree, profiles)):
@@ -154,7 +166,7 @@ def check_data(
         left_out |= {name: why for name, why in unmeasured.items() if not config or name in columns}
         counts = [str(task.label) for task in written.named_tasks().values() if task.loss == "poisson"]
         checked = Checked(plain_features(data), measured, profiles, time, _retrieved(written), counts)
-        report = _reported(data, checked, before, [*CHECKS, *own], left_out)
+        report = _reported(data, checked, vectors, before, [*CHECKS, *own], left_out)
         print(render(report))
         tree = as_tree(report)
         if json:
@@ -204,12 +216,13 @@ def _read(
     splits: Sequence[Split],
     data: DataConfig,
     columns: Sequence[str],
+    of_vectors: Sequence[str],
     rows: int,
     everything: bool,
     seed: int,
     engine: Engine,
-) -> list[Measured]:
-    """Reads every split."""
+) -> tuple[list[Measured], list[Vectors]]:
+    """Reads every split, and then its vectors."""
     groups = {split.name: chosen_groups(split, rows, everything, seed) for split in splits}
     in_all = sum(group.rows for some in groups.values() for group in some)
     mask = sampling_mask(in_all)
@@ -219,11 +232,11 @@ def _read(
     shared = [name for name in dict.fromkeys(columns) if all(name in split.kinds for split in splits)]
     if not shared:
         raise InputError("the files have no column that all splits have and that can be measured; check their names")
-    with progress_bar(in_all, " rows") as bar:
+    with progress_bar(in_all * (2 if of_vectors else 1), " rows") as bar:
         for split in splits:
             one, keys = read_split(split, data, shared, groups[split.name], rows, seed, keys, mask, engine, bar.update)
             found.append(one)
-    return found
+        return found, read_vectors(splits, data, of_vectors, groups, engine, bar.update)
 
 
 def _probabilities(data: DataConfig) -> list[str]:
@@ -241,14 +254,16 @@ def _retrieved(config: Config) -> list[str]:
 def _reported(
     data: DataConfig,
     checked: Checked,
+    vectors: Sequence[Vectors],
     before: Sequence[Finding],
     checks: Sequence[Check],
     left_out: Mapping[str, str],
 ) -> Report:
     with np.errstate(all="ignore"):  # values that are not finite are findings, not warnings
-        findings = by_severity([*before, *chain.from_iterable(check(checked) for check in checks)])
-        better = suggestions(checked.config, checked.profiles)
-    return Report(data, checked.splits, checked.profiles, findings, better, left_out, checked.time)
+        found = chain(chain.from_iterable(check(checked) for check in checks), vector_findings(data, vectors))
+        findings = by_severity([*before, *found])
+        better = [*suggestions(checked.config, checked.profiles), *vector_suggestions(data, vectors)]
+    return Report(data, checked.splits, checked.profiles, findings, better, left_out, checked.time, vectors)
 
 
 def _catalogue(
@@ -316,8 +331,8 @@ def plain_features(config: DataConfig) -> DataConfig:
 
 
 def _is_plain_number(name: str, feature: DenseFeature) -> bool:
-    is_of_one = columns_of(name, feature) == [name] and not ways_of(feature)
-    return is_of_one and feature.transform in LOGARITHMS and not feature.clip
+    plain = feature.transform in LOGARITHMS and not (feature.clip or feature.width or ways_of(feature))
+    return columns_of(name, feature) == [name] and plain
 
 
 def _is_plain_id(name: str, feature: SparseFeature) -> bool:

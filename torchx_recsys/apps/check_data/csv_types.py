@@ -18,7 +18,7 @@ from trainer.data.row_groups import RowGroupReader
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "NaN", "nan", "None", "\\N")  # besides an empty field
 DELIMITERS = ",;\t|"
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
-KINDS = {"int64": "integer", "float64": "number", "list": "integers"}  # in order of preference
+KINDS = {"int64": "integer", "float64": "number", "list": "integers", "vector": "numbers"}  # in order of preference
 LISTS = 0.1  # a column of texts counts as lists if more than this fraction has a separator
 
 
@@ -29,7 +29,7 @@ class _Values:
     Attributes:
         number: Number of values.
         separated: Number of values with a separator of lists.
-        types: The types that fit all values; `list` stands for integers between separators.
+        types: The types that fit all values; `list` stands for integers between separators, and `vector` for numbers.
         nulls: The words for null among the values.
     """
 
@@ -46,12 +46,13 @@ class _Values:
         self.number += len(texts)
         self.separated += pc.sum(pc.match_substring(texts, separator)).as_py() or 0  # pyrefly: ignore[missing-attribute]
         elements = pc.list_flatten(pc.split_pattern(texts, separator))  # pyrefly: ignore[missing-attribute]
-        read = {"int64": (texts, "int64"), "float64": (texts, "float64"), "list": (elements, "int64")}
+        read = {"int64": (texts, "int64"), "float64": (texts, "float64")}
+        read |= {"list": (elements, "int64"), "vector": (elements, "float64")}
         self.types = {name for name in self.types if _can_be(*read[name])}
 
     @property
     def kind(self) -> str:
-        """One of integer, number, text, integers and texts."""
+        """One of integer, number, text, integers, numbers and texts."""
         if self.types and self.number:
             return next(kind for dtype, kind in KINDS.items() if dtype in self.types)
         return "texts" if self.separated > LISTS * self.number else "text"
@@ -118,15 +119,15 @@ def _section(config: DataConfig, columns: Mapping[str, _Values]) -> DataConfig:
     """Returns a data section that reads each column as its kind."""
     kinds = {name: values.kind for name, values in columns.items()}
     texts = [name for name, kind in kinds.items() if kind in ("text", "texts")]
-    lists = [name for name, kind in kinds.items() if kind in ("integers", "texts")]
+    lists = [name for name, kind in kinds.items() if kind in ("integers", "numbers", "texts")]
     nulls = {word for name, values in columns.items() if name not in texts for word in values.nulls}
     csv = {"strings": texts, "lists": lists, "nulls": ["", *sorted(nulls)]}
     ids = SparseFeature(rows=1, ids="hash")
     return config.model_copy(
         update={
             "csv": config.csv.model_copy(update=csv),
-            "dense": {name: DenseFeature() for name, kind in kinds.items() if kind == "number"},
-            "sparse": {name: ids for name, kind in kinds.items() if kind != "number"},
+            "dense": {name: DenseFeature() for name, kind in kinds.items() if kind in ("number", "numbers")},
+            "sparse": {name: ids for name, kind in kinds.items() if kind not in ("number", "numbers")},
         }
     )
 

@@ -1,7 +1,7 @@
 """Features guessed from columns, and better values for the keys of a given configuration."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchx_recsys.apps.check_data.id_checks import ENOUGH, UNIQUE, suggested_ro
 from torchx_recsys.apps.check_data.label import Label, plain, short
 from torchx_recsys.apps.check_data.label_checks import LEAK, deciding_value
 from torchx_recsys.apps.check_data.profile import FEW, Profile
+from torchx_recsys.apps.check_data.vectors import Vectors, off_center
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
 from trainer.core.section import Tree
@@ -92,6 +93,31 @@ def guess_data(profiles: Mapping[str, Profile], label: Label) -> tuple[Tree, dic
                     "dimension": BUCKET_DIM,
                 }
     return tree, left_out
+
+
+def add_vectors(tree: Tree, vectors: Sequence[Vectors], label: Label) -> dict[str, str]:
+    """Adds vectors to the result of `guess_data`; returns those left out, each with the reason."""
+    left_out = {one.name: one.why_not() for one in vectors if one.why_not()}
+    for one in vectors:
+        if one.name not in left_out and label.task == "items":
+            left_out[one.name] = (
+                f"a vector of {next(iter(one.lengths))} numbers of the query or of the item; name it in data.dense, "
+                "and an item's in model.item_features and the catalogue, too"
+            )
+        elif one.name not in left_out:
+            tree["dense"][one.name] = one.rule()
+    return left_out
+
+
+def vector_suggestions(config: DataConfig, vectors: Sequence[Vectors]) -> Iterator[Suggestion]:
+    """Suggests means and deviations of vectors that suit the data better than the configuration's."""
+    of_column = {one.name: one for one in vectors}
+    for name, feature in config.dense.items():
+        one = of_column.get(feature.column or name) if feature.width else None
+        if one and off_center(feature, one):
+            rule, key = one.rule(), f"data.dense.{name}"
+            yield Suggestion(f"{key}.mean", feature.mean, rule["mean"], "the mean of all places")
+            yield Suggestion(f"{key}.std", feature.std, rule["std"], "the standard deviation of all places")
 
 
 def bucket_edges(profile: Profile) -> list[float]:

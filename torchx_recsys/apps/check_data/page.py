@@ -12,7 +12,15 @@ from torchx_recsys.apps.check_data.figures import edges_of
 from torchx_recsys.apps.check_data.finding import ORDER, percent
 from torchx_recsys.apps.check_data.label_checks import rates_over_time
 from torchx_recsys.apps.check_data.profile import Profile
-from torchx_recsys.apps.check_data.report import COLUMNS, Report, is_of_ids, note_on_sample, role_of, row_of
+from torchx_recsys.apps.check_data.report import (
+    COLUMNS,
+    Report,
+    is_of_ids,
+    note_on_sample,
+    role_of,
+    row_of,
+    rows_of_columns,
+)
 from trainer.core.console import plural
 from trainer.pages.figures import Lines, Lying
 from trainer.pages.html import draw_cards, draw_facts, whole_page
@@ -96,7 +104,7 @@ def _findings(report: Report) -> Iterator[str]:
 
 def _columns(report: Report) -> Iterator[str]:
     yield "<h2>Columns</h2>"
-    yield _table("columns", COLUMNS, [row_of(profile, report) for profile in report.profiles.values()], report)
+    yield _table("columns", COLUMNS, rows_of_columns(report), report)
 
 
 def _left_out(report: Report) -> Iterator[str]:

@@ -14,6 +14,7 @@ from torchx_recsys.apps.check_data.finding import ORDER, Finding, percent
 from torchx_recsys.apps.check_data.guess import Suggestion
 from torchx_recsys.apps.check_data.profile import Profile
 from torchx_recsys.apps.check_data.reading import Measured
+from torchx_recsys.apps.check_data.vectors import Vectors
 from trainer.config.data import DataConfig
 from trainer.config.features import columns_of, takes
 from trainer.core.console import plural
@@ -36,6 +37,7 @@ class Report:
         suggestions: Keys to set.
         left_out: Columns without a place in the guessed configuration or in the check, each with the reason.
         time: The column of times, if one is named.
+        vectors: Figures of the columns of vectors.
     """
 
     config: DataConfig
@@ -45,6 +47,7 @@ class Report:
     suggestions: Sequence[Suggestion]
     left_out: Mapping[str, str]
     time: str | None = None
+    vectors: Sequence[Vectors] = ()
 
     def count(self, severity: str) -> int:
         """Returns the number of findings of a severity."""
@@ -67,7 +70,7 @@ def render(report: Report) -> str:
             "",
             tabulate(rows, ["", "column", "found", "what to do"], "simple", maxcolwidths=[None, 28, WIDTH, 44]),
         ]
-    rows = [row_of(report.profiles[name], report) for name in report.profiles]
+    rows = rows_of_columns(report)
     parts += ["", tabulate(rows, COLUMNS, "simple", maxcolwidths=[28, None, None, None, WIDTH, None, None])]
     parts += [note] if (note := note_on_sample(report)) else []
     if report.left_out:
@@ -128,6 +131,17 @@ def _counts(report: Report) -> str:
     return ", ".join(counts)
 
 
+def rows_of_columns(report: Report) -> list[list[str]]:
+    """Returns the rows of the table of columns."""
+    rows = [row_of(profile, report) for profile in report.profiles.values()]
+    return rows + [one.row(_role_of_vectors(one, report)) for one in report.vectors]
+
+
+def _role_of_vectors(vectors: Vectors, report: Report) -> str:
+    used = {feature.column or name for name, feature in report.config.dense.items() if feature.width}
+    return "dense" if vectors.name in used else "-"
+
+
 def row_of(profile: Profile, report: Report) -> list[str]:
     """Returns the cells of a column's row in the table."""
     tally, role = profile.first.tally(profile.name), role_of(profile.name, report.config)
@@ -182,7 +196,8 @@ def as_tree(report: Report) -> dict[str, Any]:
             for one in report.splits
         },
         "findings": [asdict(one) for one in report.findings],
-        "columns": {name: _column_tree(profile, report) for name, profile in report.profiles.items()},
+        "columns": {name: _column_tree(profile, report) for name, profile in report.profiles.items()}
+        | {one.name: one.tree(_role_of_vectors(one, report)) for one in report.vectors},
         "left_out": dict(report.left_out),
         "suggestions": [asdict(one) for one in report.suggestions],
     }

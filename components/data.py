@@ -279,6 +279,38 @@ def vocabulary(
     ...
 
 
+@program("embed-text", choices={"precision": ("single", "half")}, gpu=0)
+def embed_text(
+    *args: str,
+    source: list[str],
+    column: str,
+    out: str,
+    vector: str | None = None,
+    width: int | None = None,
+    encoder: str = "hash",
+    precision: str = "single",
+    batch_size: int = 1024,
+    overwrite: bool = False,
+) -> AppDef:
+    """Adds vectors of a column of texts, or of images, to the files of a data set.
+
+    Example: torchx run -s local_cwd data.embed_text --source data/mine --column title --out data/with_vectors
+
+    Args:
+        args: More arguments of `python -m trainer embed-text`, after `--`.
+        source: Parquet files, globs or directories on any fsspec URL, separated by commas.
+        column: The column of texts; for an encoder of your own, of texts or bytes.
+        out: Directory or fsspec URL to write to.
+        vector: Name of the column of vectors; by default COLUMN_vector.
+        width: Length of the vectors of hash, by default 256; a model has a length of its own.
+        encoder: hash, sentence-transformers:MODEL, model2vec:MODEL, or package.module:function.
+        precision: single writes float32; half writes float16, in half the room.
+        batch_size: Most texts that the encoder gets at once.
+        overwrite: Replace files in OUT.
+    """
+    ...
+
+
 @program("baselines")
 def baselines(
     *args: str,

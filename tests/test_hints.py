@@ -29,6 +29,9 @@ PRINTED_BY = {
     "torchx_recsys/apps/check_data/check_data.py": [
         "check-data --source PLACE/clicks.parquet --write-config PLACE/clicks.toml"
     ],
+    "torchx_recsys/apps/embed_text/embed_text.py": [
+        "embed-text --source PLACE/clicks.parquet --column word --out PLACE/embedded"
+    ],
     "torchx_recsys/apps/split/split.py": ["split --source PLACE/clicks.parquet --label label --out PLACE/cut"],
     "torchx_recsys/apps/plan/answer.py": [
         "plan config.toml --out PLACE/plan.json",
@@ -76,6 +79,7 @@ def folder(tmp_path_factory):
     write_config(folder / PLACE / "p.toml", {"out": str(folder / "pipeline"), "steps": steps})
     pq.write_table(pa.table({"s1": range(9)}), folder / "items.parquet")
     clicks = {"label": [row % 2 for row in range(400)], "item": [row * row % 37 for row in range(400)]}
+    clicks["word"] = [f"word {row % 7}" for row in range(400)]
     pq.write_table(pa.table(clicks), folder / PLACE / "clicks.parquet")
     return folder
 

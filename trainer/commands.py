@@ -165,6 +165,11 @@ COMMANDS = {
         "CONFIG: measure simple predictors on the same rows, to show beside every model.",
         "movielens",
     ),
+    "embed-text": (
+        "torchx_recsys.apps.embed_text.embed_text:embed_text",
+        "--source FILES --column NAME --out DIR: add vectors of texts, or of images, to a data set.",
+        "--source data/mine --column title --out data/with_vectors --width 64",
+    ),
     "vocabulary": (
         "torchx_recsys.apps.vocabulary.vocabulary:vocabulary",
         "--source FILES --columns NAMES --out URL: count ids, and write those that get a row of their own.",

@@ -73,6 +73,10 @@ COMPONENTS = {
         *("--where", "rating >= 4,i != null", "--duplicates", "drop", "--", "--threads", "1"),
     ],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
+    "data.embed_text": [
+        *("--source", "s3://b/train,items.parquet", "--column", "title", "--out", "s3://b/v", "--width", "64"),
+        *("--precision", "half", "--overwrite", "True"),
+    ],
     "data.check": [
         *("--config", "c.toml", "--rows", "1000", "--everything", "True", "--time", "hour", "--page", "s3://b/p.html"),
         *("--statistics", "s.json", "--strict", "True", "--", "--data.train", "a.parquet"),

@@ -117,7 +117,7 @@ def vector_suggestions(config: DataConfig, vectors: Sequence[Vectors]) -> Iterat
         if one and off_center(feature, one):
             rule, key = one.rule(), f"data.dense.{name}"
             yield Suggestion(f"{key}.mean", feature.mean, rule["mean"], "the mean of all places")
-            yield Suggestion(f"{key}.std", feature.std, rule["std"], "the standard deviation of all places")
+            yield Suggestion(f"{key}.std", feature.std, rule["std"], "vectors then have a length of about 1")
 
 
 def bucket_edges(profile: Profile) -> list[float]:

@@ -24,7 +24,7 @@ from trainer.rules.dense import transformed
 from trainer.rules.plain_types import as_lists, is_list, list_lengths, plain_array, plain_type, to_float32, to_numbers
 
 MOSTLY_NULL = 0.9
-OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # limits for mean and deviation, which are 0 and 1 if standardized
+OFF_CENTER, NARROW, WIDE = 1.0, 0.2, 5.0  # limits for mean and length, which are 0 and 1 if standardized
 
 
 @dataclass
@@ -121,9 +121,13 @@ class Vectors:
         return "one value" if self.first.minimum == self.first.maximum else ""
 
     def rule(self) -> dict[str, Any]:
-        """Returns the keys of a dense feature that standardizes all places alike."""
-        mean = short(self.first.mean)
-        rule = {"width": next(iter(self.lengths)), "mean": mean, "std": short(self.first.std) or 1.0}
+        """Returns the keys of a dense feature whose vectors have a length of about 1.
+
+        Places of a deviation of 1 would weigh like as many numbers: with titles of MovieLens, the recall of two towers
+        fell (docs/guides/vectors.md).
+        """
+        mean, width = short(self.first.mean), next(iter(self.lengths))
+        rule = {"width": width, "mean": mean, "std": short(self.first.std * math.sqrt(width)) or 1.0}
         has_gaps = any(one.nulls or one.missing for one in self.tallies.values())
         return rule | ({"missing": mean} if has_gaps else {})
 
@@ -255,9 +259,9 @@ def _faults(name: str, feature: DenseFeature, tally: VectorTally) -> Iterator[tu
 
 
 def off_center(feature: DenseFeature, vectors: Vectors) -> bool:
-    """Returns whether the numbers of vectors are far from standardized, without a transform."""
+    """Returns whether vectors without a transform are far from a mean of 0 and a length of 1."""
     tally = vectors.first
     if not tally.values or feature.transform != "none" or feature.clip:
         return False
-    mean, std = (tally.mean - feature.mean) / feature.std, tally.std / feature.std
-    return abs(mean) > OFF_CENTER or not NARROW < std < WIDE
+    mean, length = (tally.mean - feature.mean) / feature.std, tally.std * math.sqrt(feature.width or 1) / feature.std
+    return abs(mean) > OFF_CENTER or not NARROW < length < WIDE

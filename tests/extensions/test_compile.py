@@ -27,7 +27,10 @@ RANKED = {
     "liked": {"label": "label", "loss": "jrc", "group": "user_id", "across": "batch"},
     "loved": {"label": "loved"},
 }
-WHOLE = ["dlrm", "dlrm_dcn", "deepfm", "wide_deep", "mmoe", "ple", "esmm", "dbmtl", "custom:Sum"]
+WHOLE = [
+    *("dlrm", "dlrm_dcn", "deepfm", "wide_deep", "xdeepfm", "autoint", "masknet", "finalmlp", "wukong"),
+    *("mmoe", "ple", "esmm", "dbmtl", "pepnet", "custom:Sum"),
+]
 IN_PARTS = {
     "sequences": ("din", {}),
     "a scaled loss": ("dlrm", {"train__precision": "fp16"}),

@@ -19,7 +19,10 @@ SEVERAL = (2, 4)
 # Without Adam, whose steps do not depend on the size of a gradient, not even of one that is what rounding leaves of 0,
 # as where batch normalization takes the scale of the only dense feature away.
 RATES = {"optimizer__sparse__learning_rate": 0.1, "optimizer__dense": {"name": "sgd", "learning_rate": 0.1}}
-WITHOUT_DENSE = ["dlrm", "dlrm_dcn", "wide_deep", "deepfm", "mmoe", "ple", "esmm", "dbmtl"]
+WITHOUT_DENSE = [
+    *("dlrm", "dlrm_dcn", "wide_deep", "deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "wukong"),
+    *("mmoe", "ple", "esmm", "dbmtl", "pepnet"),
+]
 
 OWN = {
     "dlrm": {"model__over_embeddings": True},
@@ -64,7 +67,8 @@ def runs(matrix, resumed, tmp_path_factory):
     for name, ranks in matrix:
         add(name, ranks, ranks, evaluate=HALF - 1)
     for name in WITHOUT_DENSE:
-        add(name, 2, "bare", 1, data__dense={})
+        gates = {"model__gates": {"first": ["gender"]}} if name == "finalmlp" else {}  # whose preset names dense ones
+        add(name, 2, "bare", 1, data__dense={}, **gates)
     for name, ranks in resumed:
         for steps in (HALF, STEPS):
             add(name, ranks, "halves", steps)

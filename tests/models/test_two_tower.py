@@ -8,7 +8,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trainer.config.root import Config
 from trainer.models.base import ModelInputs
 from trainer.models.embeddings import table_configs
-from trainer.models.two_tower import feature_widths, two_tower
+from trainer.models.pooled import feature_widths
+from trainer.models.two_tower import two_tower
 
 ROWS = 5
 OF_ITEM = ["price", "item", "tags"]

@@ -9,8 +9,9 @@ from jobs import config
 from sequences import sequence_config
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from trainer.config.root import Config
+from trainer.config.root import Config, load_config
 from trainer.models.builder import build_model
+from trainer.models.embeddings import table_of_weight
 from trainer.plan.dense_part import WorkCounter, dense_part
 
 SAMPLES, TABLES, COLUMNS, DENSE = 32, 6, 16, 2  # of a rank; as the configuration has them
@@ -55,6 +56,17 @@ def test_attention_is_products_of_each_sample():
     forward = 2 * 2 * 3 * 2 * 5 * 5 * 8  # queries with keys, weights with values
     assert counter.batched_flops == pytest.approx(3.5 * forward)  # backward computes the weights anew
     assert counter.flops == 0
+
+
+@pytest.mark.parametrize("name", ["xdeepfm", "autoint", "masknet", "finalmlp", "wukong", "pepnet"])
+def test_models_that_let_features_interact_take_a_step_without_values(name, caplog):
+    settings = load_config(f"movielens_{name}")
+    found = dense_part(settings, 2)
+    model = build_model(settings.data, settings.model, settings.predictions(), torch.device("meta"))
+    dense = [weight for path, weight in model.named_parameters() if table_of_weight(path) is None]
+    assert found.work.gradients == found.memory.weights == sum(4 * weight.numel() for weight in dense)
+    assert found.work.flops > 0
+    assert not caplog.messages
 
 
 def test_bytes_are_those_that_operations_read_and_write():

@@ -141,7 +141,7 @@ CASES = [
     ),
     Case(
         "linear part of another model",
-        ["model.first_order_columns is 1", "model.name 'dlrm' does not use", "use deepfm, wide_deep"],
+        ["model.first_order_columns is 1", "model.name 'dlrm' does not use", "use deepfm, wide_deep, xdeepfm"],
         {"model__first_order_columns": 1},
     ),
     Case(
@@ -154,6 +154,56 @@ CASES = [
         "dependency on itself",
         ["model.dependencies form a cycle: label <- label; leave one of them out"],
         {"model": {"name": "dbmtl", "dependencies": {"label": ["label"]}}},
+    ),
+    Case(
+        "gate of no feature",
+        ["model.gates.domain names 's7', which neither data.dense nor data.sparse has", "s0"],
+        {"model": {"name": "pepnet", "gates": {"domain": ["s7"]}}},
+    ),
+    Case(
+        "gate of a feature twice",
+        ["model.gates.first names 's0' 2 times", "once"],
+        {"model": {"name": "finalmlp", "gates": {"first": ["s0", "s0"]}}},
+    ),
+    Case(
+        "gate of another model",
+        ["model.gates.personal is ['s0']", "model.name 'finalmlp' does not use", "use pepnet"],
+        {"model": {"name": "finalmlp", "gates": {"personal": ["s0"]}}},
+    ),
+    Case(
+        "pepnet without gates",
+        ["model.gates.domain and model.gates.personal are empty", "dbmtl"],
+        {"model": {"name": "pepnet"}},
+    ),
+    Case(
+        "gates of no hidden layer",
+        ["model.tower_layers is empty", "model.gates.personal to scale"],
+        {"model": {"name": "pepnet", "tower_layers": [], "gates": {"personal": ["s0"]}}},
+    ),
+    Case(
+        "heads that do not divide",
+        ["model.attention_heads is 3, which does not divide model.attention_dim 64; use a divisor"],
+        {"model": {"name": "autoint", "attention_heads": 3}},
+    ),
+    Case(
+        "heads of a fusion that do not divide",
+        ["model.fusion_heads is 3, which does not divide 8, the last of model.second_layers"],
+        {"model": {"name": "finalmlp", "over_layers": [6], "second_layers": [8], "fusion_heads": 3}},
+    ),
+    Case(
+        "stream without a layer",
+        ["model.over_layers is empty; name at least one hidden layer"],
+        {"model": {"name": "finalmlp", "over_layers": []}},
+    ),
+    Case(
+        "normalization of attention alone",
+        ["model.normalization is 'batch'", "model.name 'autoint' has no layer here"],
+        {"model": {"name": "autoint", "over_layers": [], "normalization": "batch"}},
+    ),
+    Case(
+        "no mask",
+        ["model.mask_layers is []", "at least 1 item"],
+        {"model": {"name": "masknet", "mask_layers": []}},
     ),
 ]
 

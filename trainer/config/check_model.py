@@ -32,6 +32,8 @@ def check_model(
     _check_sequences(model, data)
     _check_predictions(model, tasks)
     _check_item_features(model, data)
+    _check_gates(model, data)
+    _check_heads(model)
     _check_catalogue(model, data, tasks)
     _check_every_position(model, data, tasks)
 
@@ -288,14 +290,7 @@ def _check_dependencies(dependencies: dict[str, list[str]], predictions: list[st
 
 def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
     known = [*data.dense, *data.sparse]
-    for name, times in Counter(model.item_features).items():
-        if name not in known:
-            raise InputError(
-                f"model.item_features names '{name}', which neither data.dense nor data.sparse has"
-                f"{nearest(name, known)}"
-            )
-        if times > 1:
-            raise InputError(f"model.item_features names '{name}' {times} times; name each feature once")
+    _check_features("model.item_features", model.item_features, data)
     if model.retrieves and model.item_features != [model.target]:
         raise InputError(
             f"model.item_features is {model.item_features}, but model.name '{model.name}' finds items by "
@@ -314,6 +309,55 @@ def _check_item_features(model: ModelConfig, data: DataConfig) -> None:
             f"model.item_features is {model.item_features}, which leaves no feature for {lacks}; name those of the "
             "item, and no others"
         )
+
+
+def _check_features(key: str, names: list[str], data: DataConfig) -> None:
+    known = [*data.dense, *data.sparse]
+    for name, times in Counter(names).items():
+        if name not in known:
+            raise InputError(
+                f"{key} names '{name}', which neither data.dense nor data.sparse has{nearest(name, known)}"
+            )
+        if times > 1:
+            raise InputError(f"{key} names '{name}' {times} times; name each feature once")
+
+
+def _check_gates(model: ModelConfig, data: DataConfig) -> None:
+    """Refuses gates over features that do not exist, and a pepnet without any gate or without what a gate scales."""
+    gates = model.gates
+    for key in ("first", "second", "domain", "personal"):
+        _check_features(f"model.gates.{key}", getattr(gates, key), data)
+    if model.name != "pepnet":
+        return
+    if not (gates.domain or gates.personal):
+        raise InputError(
+            "model.name is 'pepnet', but model.gates.domain and model.gates.personal are empty; name features in one "
+            "of them, or use model.name dbmtl, which has no gates"
+        )
+    if gates.personal and not model.tower_layers:
+        raise InputError(
+            "model.tower_layers is empty, so that there is no hidden layer for model.gates.personal to scale; name at "
+            "least one, or leave model.gates.personal out"
+        )
+
+
+def _check_heads(model: ModelConfig) -> None:
+    """Refuses heads that do not divide what they are to divide."""
+    if model.name == "autoint" and model.attention_dim % model.attention_heads:
+        raise InputError(
+            f"model.attention_heads is {model.attention_heads}, which does not divide model.attention_dim "
+            f"{model.attention_dim}; use a divisor of it"
+        )
+    if model.name != "finalmlp":
+        return
+    if not model.over_layers:
+        raise InputError("model.over_layers is empty; name at least one hidden layer")
+    for key in ("over_layers", "second_layers"):
+        if (layers := getattr(model, key)) and layers[-1] % model.fusion_heads:
+            raise InputError(
+                f"model.fusion_heads is {model.fusion_heads}, which does not divide {layers[-1]}, the last of "
+                f"model.{key}; use a divisor of it"
+            )
 
 
 def _check_catalogue(model: ModelConfig, data: DataConfig, tasks: dict[str, TaskConfig]) -> None:

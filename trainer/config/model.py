@@ -14,6 +14,14 @@ USED_BY = {
     "dlrm_dcn": ("dense_layers", "over_layers", "cross_layers", "cross_rank"),
     "deepfm": ("over_layers", "first_order_columns"),
     "wide_deep": ("over_layers", "first_order_columns"),
+    "xdeepfm": ("over_layers", "first_order_columns", "cin_layers"),
+    "autoint": ("over_layers", "attention_blocks", "attention_heads", "attention_dim"),
+    "masknet": ("over_layers", "mask_layers", "mask_order", "gates.width"),
+    "finalmlp": ("over_layers", "second_layers", "fusion_heads", "gates.width", "gates.first", "gates.second"),
+    "wukong": (
+        *("over_layers", "wukong.layers", "wukong.linear_vectors", "wukong.product_vectors", "wukong.rank"),
+        "wukong.hidden_layers",
+    ),
     "mmoe": ("experts.shared", "experts.layers", "tower_layers"),
     "ple": ("experts.shared", "experts.per_task", "experts.levels", "experts.layers", "tower_layers"),
     "esmm": ("tower_layers",),
@@ -44,6 +52,7 @@ USED_BY = {
         *("item_features", "normalize", "item_bias"),
     ),
     "dbmtl": ("over_layers", "tower_layers", "relation_layers", "dependencies"),
+    "pepnet": ("tower_layers", "gates.width", "gates.domain", "gates.personal"),
     "two_tower": ("item_features", "tower_layers", "vector_dim", "normalize", "item_bias"),
 }
 ESMM = ("ctr", "ctcvr", "cvr")  # cvr is part of ctcvr, and need not be asked for
@@ -69,19 +78,52 @@ class ExpertsConfig(Section):
     """Layers of each expert."""
 
 
+class GatesConfig(Section):
+    """The gates of masknet, finalmlp and pepnet: networks of one hidden layer, which multiply columns."""
+
+    width: pydantic.PositiveInt = 128
+    """Columns of the hidden layer of each gate."""
+    first: list[str] = []
+    """Dense and sparse features that the gate of finalmlp's first stream sees, such as those of the user. Empty: the
+    gate weighs the columns alike for all samples."""
+    second: list[str] = []
+    """The same of the second stream, such as those of the item."""
+    domain: list[str] = []
+    """Features of the domain, such as the page, by which pepnet scales all features. Empty: it does not scale them."""
+    personal: list[str] = []
+    """Features, such as user and item, by which pepnet scales the hidden layers of each task's tower. Empty: it does
+    not scale them."""
+
+
+class WukongConfig(Section):
+    """The layers of wukong, each a factorization machine beside linear combinations of the vectors."""
+
+    layers: pydantic.PositiveInt = 2
+    """Layers; each doubles the order of the products."""
+    linear_vectors: pydantic.PositiveInt = 16
+    """Vectors of each layer that are linear combinations of the vectors before."""
+    product_vectors: pydantic.PositiveInt = 16
+    """Vectors of each layer that are made of products."""
+    rank: pydantic.PositiveInt = 16
+    """Columns that the matrix of inner products is compressed to."""
+    hidden_layers: list[pydantic.PositiveInt] = [256]
+    """Hidden layers over the products."""
+
+
 class ModelConfig(Section):
     """The model and its loss."""
 
     name: str = "dlrm"
-    """dlrm, dlrm_dcn, deepfm, wide_deep, mmoe, ple, esmm, dbmtl, din, sasrec, bst, hstu, dlrm_hstu, recency, mind,
-    two_tower (docs/guides/models.md), or package.module:function for a model of your own
-    (see docs/tutorials/your_model.md)."""
+    """dlrm, dlrm_dcn, deepfm, wide_deep, xdeepfm, autoint, masknet, finalmlp, wukong, mmoe, ple, esmm, dbmtl, pepnet,
+    din, sasrec, bst, hstu, dlrm_hstu, recency, mind, two_tower (docs/guides/models.md), or package.module:function for
+    a model of your own (see docs/tutorials/your_model.md)."""
     loss: str = "binary"
     """Without [tasks], the loss of every label (docs/guides/tasks.md), or package.module:function over all of them."""
     task_weighting: Literal["fixed", "uncertainty", "pareto"] = "fixed"
     """How the losses of several tasks are combined: by their weights, by learned variances, or by their gradients."""
     embedding_dim: pydantic.PositiveInt = 64
-    """Columns of every table that does not set its own; dlrm, dlrm_dcn and deepfm need the same for all tables."""
+    """Columns of every table that does not set its own; dlrm, dlrm_dcn, deepfm, xdeepfm, autoint, masknet, finalmlp and
+    wukong need the same for all tables."""
     table_precision: Literal["fp32", "fp16"] = "fp32"
     """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
     table_init: pydantic.PositiveFloat | None = None
@@ -92,27 +134,42 @@ class ModelConfig(Section):
     features: unused, a learned vector takes their place."""
     over_layers: list[pydantic.PositiveInt] = [512, 512, 256]
     """Hidden layers over all features or, in dlrm and dlrm_dcn, over their interactions; a layer with an output per
-    label follows. In dbmtl, the layers that all tasks share; in mind, those over each interest and the user."""
+    label follows. In dbmtl, the layers that all tasks share; in autoint, the part beside attention, none if empty; in
+    masknet and wukong, over the outputs of the blocks; in finalmlp, the first stream; in mind, over each interest and
+    the user."""
     over_embeddings: bool = False
     """Let the over_layers of dlrm see the embeddings, too, not only their inner products."""
     first_order_columns: pydantic.NonNegativeInt = 0
-    """Columns of each table that deepfm and wide_deep keep for the linear part, as weights of its own for each id. 0:
-    the linear part sees the columns that the other parts see."""
+    """Columns of each table that deepfm, wide_deep and xdeepfm keep for the linear part, as weights of its own for each
+    id. 0: the linear part sees the columns that the other parts see."""
     dropout: float = pydantic.Field(default=0.0, ge=0, lt=1)
-    """Share of the values that each hidden layer, and each block of sasrec, bst, hstu and dlrm_hstu, loses at
-    random in training; in recency, of the items of the history."""
+    """Share of the values that each hidden layer, and each block of autoint, masknet, sasrec, bst, hstu and dlrm_hstu,
+    loses at random in training; in recency, of the items of the history."""
     activation: Literal["relu", "gelu", "silu", "leaky_relu"] = "relu"
-    """The function after each hidden layer; hstu has SiLU in its units, whatever is set here."""
+    """The function after each hidden layer, and each block of autoint and masknet; hstu has SiLU in its units, whatever
+    is set here."""
     normalization: Literal["none", "batch", "layer"] = "none"
     """What each hidden layer is normalized over, before its activation: nothing, the samples of the global batch, or
     its columns. With batch and Adam, set optimizer.dense.eps to 1e-6, or rounding decides on some weights. Not in the
-    attention of din; sasrec, bst and hstu always normalize their blocks over columns."""
+    attention of din and autoint; masknet, wukong, sasrec, bst and hstu always normalize their blocks over columns."""
     cross_layers: pydantic.PositiveInt = 3
     """Cross layers of dlrm_dcn."""
     cross_rank: pydantic.PositiveInt = 512
     """Rank of the low-rank cross layers of dlrm_dcn."""
+    cin_layers: list[pydantic.PositiveInt] = pydantic.Field(default=[128, 128], min_length=1)
+    """Vectors of each layer of xdeepfm's compressed interaction network."""
+    mask_layers: list[pydantic.PositiveInt] = pydantic.Field(default=[128, 128, 128], min_length=1)
+    """Columns of each MaskBlock of masknet."""
+    mask_order: Literal["parallel", "serial"] = "parallel"
+    """Whether the MaskBlocks of masknet stand side by side, or each sees the output of the block before."""
+    second_layers: list[pydantic.PositiveInt] = []
+    """Hidden layers of finalmlp's second stream. Empty: those of the first, over_layers."""
+    fusion_heads: pydantic.PositiveInt = 1
+    """Parts in which finalmlp multiplies the last layers of its streams; they must divide the columns of both."""
+    gates: GatesConfig = GatesConfig()
+    wukong: WukongConfig = WukongConfig()
     tower_layers: list[pydantic.PositiveInt] = [64]
-    """Hidden layers of each task's tower in mmoe, ple, esmm and dbmtl, and of both towers of two_tower."""
+    """Hidden layers of each task's tower in mmoe, ple, esmm, dbmtl and pepnet, and of both towers of two_tower."""
     item_features: list[str] = []
     """The dense and sparse features of the item, in two_tower and in data.catalogue; all others are the query's. With
     model.target alone, sasrec, hstu and recency find the next item instead of predicting the labels of the target; mind
@@ -157,9 +214,12 @@ class ModelConfig(Section):
     attention_layers: list[pydantic.PositiveInt] = [32]
     """Hidden layers of din over each item of the history and the target."""
     attention_blocks: pydantic.PositiveInt = 1
-    """Self-attention blocks of sasrec and bst, and units of hstu and dlrm_hstu."""
+    """Self-attention blocks of sasrec, bst and autoint, and units of hstu and dlrm_hstu."""
     attention_heads: pydantic.PositiveInt = 1
-    """Heads of each block of sasrec, bst, hstu and dlrm_hstu; they must divide the columns of the table."""
+    """Heads of each block of sasrec, bst, hstu and dlrm_hstu, where they must divide the columns of the table, and of
+    autoint, where they must divide attention_dim."""
+    attention_dim: pydantic.PositiveInt = 64
+    """Columns of each feature after a block of autoint, all heads together."""
     attention_block: pydantic.PositiveInt = 256
     """Tokens whose attention hstu and dlrm_hstu compute at once. Larger blocks need more memory, and another size
     rounds differently."""

@@ -216,9 +216,17 @@ def _check_final(config: Config) -> None:
 OF_TABLES = (
     *("model.table_precision", "model.table_init", "model.embedding_dim", "model.first_order_columns"),
     *("optimizer.sparse", "optimizer.ema.tables", "comms", "checkpoint.full_every"),
-    *("planner.sharding_types", "planner.statistics", "planner.min_columns", "planner.slower_for_memory"),
+    *(
+        "planner.sharding_types",
+        "planner.compute_kernels",
+        "planner.statistics",
+        "planner.min_columns",
+        "planner.slower_for_memory",
+    ),
 )
 """Keys, and sections, that only tables use."""
+MAKE_VECTORS = ("deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "wukong")
+"""Models that make a vector of model.embedding_dim columns of each number, too."""
 
 
 def check_keys_of_tables(config: Config) -> None:
@@ -231,8 +239,9 @@ def check_keys_of_tables(config: Config) -> None:
         return
     for path, value in flat(config.model_dump(exclude_defaults=True)).items():
         key = ".".join(path)
-        is_factor = key == "model.embedding_dim" and (config.model.name == "deepfm" or ":" in config.model.name)
-        if not is_factor and f"{key}.".startswith(tuple(f"{one}." for one in OF_TABLES)):
+        makes_vectors = config.model.name in MAKE_VECTORS or ":" in config.model.name
+        is_used = key == "model.embedding_dim" and makes_vectors
+        if not is_used and f"{key}.".startswith(tuple(f"{one}." for one in OF_TABLES)):
             raise InputError(f"{key} is {value!r}, but no feature has a table, which alone would use it; leave it out")
 
 

@@ -55,6 +55,7 @@ DIRECTORIES = {
 OTHERS = {(name, "out") for name in ("evaluate", "predict", "embed", "export", "checkpoints", "profile", "bench")}
 OTHERS |= {("rewind", "out"), ("recommend", "out"), ("importance", "out"), ("track", "out")}
 OTHERS |= {("split", "keep")}  # conditions
+OTHERS |= {("embed-text", "out"), ("taobao", "out")}  # test_embed_text.py, test_taobao.py
 OTHERS |= {("baselines", "to")}  # which refuses what it did not write, with or without --overwrite: test_baselines.py
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
 OTHERS |= {("segments", "out"), ("segments", "to")}  # a page and what it measured, in the run; exports are only read

@@ -185,6 +185,15 @@ def test_wrong_files(tmp_path, name, change, message):
     assert "\n" not in str(raised.value)
 
 
+def test_a_directory_of_something_else_is_refused(tmp_path):
+    random_files(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/summary.json").write_text("precious")
+    with pytest.raises(InputError, match="holds files but no settings.json"):
+        taobao(str(tmp_path), str(tmp_path / "out"))
+    assert [(file.name, file.read_text()) for file in (tmp_path / "out").iterdir()] == [("summary.json", "precious")]
+
+
 @pytest.mark.parametrize("flags", ["--history 0", "--buy-hours 0", "--memory-mib 1", "--source nowhere"])
 def test_wrong_flags(tmp_path, flags):
     result = run_trainer("taobao", *f"--source {tmp_path} --out {tmp_path / 'out'} {flags}".split())

@@ -208,7 +208,7 @@ def test_a_flag_completes_a_file(tmp_path):
         ("--optimizer.dense.momentum -1", "optimizer.dense.momentum is -1.0: input should be greater than or equal"),
         (
             "--optimizer.dense.momentum 0.9",
-            "optimizer.dense.momentum is 0.9, which optimizer.dense.name 'adagrad' does",
+            "optimizer.dense.momentum is 0.9, which the dense optimizer 'adagrad' does",
         ),
         ("--planner.host-memory-gib 1e300", "planner.host_memory_gib is 1e+300: input should be less than or equal to"),
         ("--optimizer.dense.schedule.end-multiplier -1", "schedule.end_multiplier is -1.0: input should be greater"),

@@ -99,6 +99,38 @@ def test_the_dense_part_is_updated_as_by_torch(build, name, options, plain, same
         torch.testing.assert_close(found[name], value, msg=name, rtol=0, atol=0)
 
 
+def test_parts_are_updated_by_optimizers_of_their_own(build):
+    parts = {
+        "top": {"weights": [r"regex:over_arch\.model\.\d\.(?!.*bias).*"], "name": "sgd", "momentum": 0.7},
+        "biases": {"weights": ["*.bias"], "weight_decay": 0.0, "beta1": 0.5},
+    }
+    dense = {"name": "adamw", "learning_rate": 0.1, "weight_decay": 0.05, "eps": 1e-3, "beta2": 0.9, "parts": parts}
+    model, batch = build(optimizer__dense=dense)
+    model.optimizers.create_dense_state()
+    expected, optimizers, groups = {}, [], {}
+    for step in (1, 2, 3):
+        before = take_step(model, batch, step)
+        if not optimizers:
+            expected = {name: torch.nn.Parameter(value) for name, (value, _) in before.items()}
+            groups = {"biases": [name for name in expected if name.endswith(".bias")]}
+            groups["top"] = [name for name in expected if "over_arch" in name and name not in groups["biases"]]
+            groups["others"] = [name for name in expected if name not in [*groups["biases"], *groups["top"]]]
+            of = {group: [expected[name] for name in names] for group, names in groups.items()}
+            optimizers = [
+                torch.optim.SGD(of["top"], lr=0.1, momentum=0.7, weight_decay=0.05),
+                torch.optim.AdamW(of["biases"], lr=0.1, betas=(0.5, 0.9), eps=1e-3, weight_decay=0.0),
+                torch.optim.AdamW(of["others"], lr=0.1, betas=(0.9, 0.9), eps=1e-3, weight_decay=0.05),
+            ]
+        for name, (_, gradient) in before.items():
+            expected[name].grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(groups.values())
+    found = dict(model.model.named_parameters())
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=name, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_every_parameter_has_one_optimizer(build, name):
     model, batch = build(optimizer__sparse__name=name, optimizer__dense__name="adamw", planner__tables=REPLICATED)

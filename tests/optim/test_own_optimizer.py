@@ -24,7 +24,7 @@ def weights():
 )
 def test_what_a_checkpoint_can_hold_is_taken_and_changes_no_weight(make):
     tried = weights()
-    check_own_optimizer("mine:Own", make, tried)
+    check_own_optimizer("optimizer.dense.name is 'mine:Own'", make, tried)
     assert all(torch.equal(one, other) and one.grad is None for one, other in zip(tried, weights(), strict=True))
 
 
@@ -40,7 +40,7 @@ def test_what_a_checkpoint_can_hold_is_taken_and_changes_no_weight(make):
 )
 def test_those_of_torch_that_it_cannot_hold_are_refused(make, why):
     with pytest.raises(InputError, match=f"^optimizer.dense.name is 'mine:Own', which .*{why}.*; use another or"):
-        check_own_optimizer("mine:Own", make, weights())
+        check_own_optimizer("optimizer.dense.name is 'mine:Own'", make, weights())
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,6 @@ def test_a_user_s_own_that_it_cannot_hold_is_refused(name, why):
     import custom
 
     with pytest.raises(InputError, match=why):
-        check_own_optimizer("mine:Own", lambda values: getattr(custom, name)(values, lr=0.1), weights())
+        check_own_optimizer(
+            "optimizer.dense.name is 'mine:Own'", lambda values: getattr(custom, name)(values, lr=0.1), weights()
+        )

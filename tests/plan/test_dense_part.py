@@ -113,3 +113,13 @@ def test_attention_over_histories_counts_by_their_lengths(model):
     found = dense_part(settings, 1).work
     assert found.batched_flops == pytest.approx(counter.batched_flops, rel=0.1)
     assert found.flops == pytest.approx(counter.flops, rel=0.1)
+
+
+def test_the_state_of_each_part_counts():
+    layers = {"model__dense_layers": [24], "model__over_layers": [40]}
+    parts = {"top": {"weights": ["over_arch.*"], "name": "adam"}}
+    settings = Config.model_validate(config("data", **layers, optimizer__dense={"name": "sgd", "parts": parts}))
+    vectors = TABLES + 1
+    over = (COLUMNS + vectors * (vectors - 1) // 2 + 1) * 40 + (40 + 1) * 1
+    steps = 4  # a number for each weight and bias
+    assert dense_part(settings, 1).memory.state == 4 * (2 * over + steps)

@@ -1,4 +1,4 @@
-"""Parts of the dense weights with rates of their own, frozen ones, and resumes with every dense optimizer."""
+"""Parts of the dense weights with optimizers and rates of their own, frozen ones, and resumes with every optimizer."""
 
 import math
 
@@ -32,8 +32,15 @@ RESUMED = {
     "adamax": {"name": "adamax"},
     "radam": {"name": "radam"},
     "own": {"name": "torch.optim:Adafactor", "arguments": {"d": 2.0}},
+    "classes": {
+        "name": "adamw",
+        "parts": {
+            "top": {"weights": [r"regex:over_arch\.model\.\d\.(?!.*bias).*"], "name": "sgd", "momentum": 0.9},
+            "biases": {"weights": ["*.bias"], "name": "torch.optim:Adafactor", "arguments": {"d": 2.0}},
+        },
+    },
 }
-SAMPLED = ("adadelta", "radam", "fused", "own")
+SAMPLED = ("adadelta", "radam", "fused", "own", "classes")
 
 
 def parted(data, **changes):
@@ -74,6 +81,29 @@ def frozen(data):
     return config(data, optimizer__dense__frozen=["*"], train__steps=STEPS, planner__tables=REPLICATED)
 
 
+def classes(data):
+    """Adam with a layer that SGD trains, and biases that RMSprop trains, clipped together in two microbatches."""
+    dense = {
+        "name": "adam",
+        "learning_rate": 0.01,
+        "eps": 1e-3,
+        "weight_decay": 0.1,
+        "max_norm": 0.5,
+        "parts": {
+            "top": {"weights": [r"regex:over_arch\.model\.\d\.(?!.*bias).*"], "name": "sgd", "learning_rate": 0.2},
+            "biases": {"weights": ["*.bias"], "name": "rmsprop", "alpha": 0.9, "eps": 1e-3, "weight_decay": 0.0},
+        },
+    }
+    return config(
+        data,
+        optimizer__dense=dense,
+        optimizer__sparse__learning_rate=0.0,
+        optimizer__ema__decay=0.9,
+        train__steps=STEPS,
+        train__micro_batches=2,
+    )
+
+
 def recorded(data, steps):
     tree = parted(data, name="custom:RecordedSGD", momentum=0.0, arguments={"momentum": 0.9})
     tree["checkpoint"] = {"every_steps": 1, "keep": {"newest": STEPS}}
@@ -99,7 +129,7 @@ def folder(names, matrix, tmp_path_factory):
     data = write_rows(folder / "data", [130, 126])
 
     def everywhere(ranks):
-        trees = {"parts": parted(data), "frozen": frozen(data)}
+        trees = {"parts": parted(data), "frozen": frozen(data), "classes": classes(data)}
         return [{"config": tree, "out": str(folder / f"{name}-{ranks}")} for name, tree in trees.items()]
 
     def of_length(steps, suffix=""):
@@ -113,18 +143,24 @@ def folder(names, matrix, tmp_path_factory):
     return folder
 
 
-def trained(settings, rate, weight_decay, momentum):
-    """The weights after the same training in one process: float64, plain autograd, and SGD written out."""
-    model = plain_model(settings).double()
+def gradients(model, settings):
+    """Yields the number of each step after plain autograd in float64, in one process, has set the gradients."""
     files = find_files("data.train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
-    buffers = {name: 0.0 for name, _ in model.named_parameters()}
     for step, batch in enumerate(loader.batches(0, STEPS), 1):
         logits = model(batch.dense.double(), batch.sparse)
         each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
         real = batch.weights.double()
         model.zero_grad()
         ((each * real).sum() / real.sum()).backward()
+        yield step
+
+
+def trained(settings, rate, weight_decay, momentum):
+    """The weights after the same training in one process: float64, plain autograd, and SGD written out."""
+    model = plain_model(settings).double()
+    buffers = {name: 0.0 for name, _ in model.named_parameters()}
+    for step in gradients(model, settings):
         for name, weight in model.named_parameters():
             buffers[name] = momentum(name) * buffers[name] + weight.grad + weight_decay(name) * weight.detach()
             weight.data -= rate(name, step) * buffers[name]
@@ -161,6 +197,31 @@ def test_parts_train_as_in_plain_autograd(folder, expected, ranks):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_parts_train_with_classes_of_their_own_as_torch_s_in_float64(folder, ranks):
+    model = plain_model(Config.model_validate(classes(folder / "data"))).double()
+    dense = {name: weight for name, weight in model.named_parameters() if not is_table(name)}
+    top = {name for name in dense if name.startswith("over_arch") and "bias" not in name}
+    biases = {name for name in dense if "bias" in name}
+    others = dense.keys() - top - biases
+    assert min(map(len, (top, biases, others))) > 1
+    optimizers = [
+        torch.optim.SGD([dense[name] for name in top], lr=0.2, weight_decay=0.1),
+        torch.optim.RMSprop([dense[name] for name in biases], lr=0.01, alpha=0.9, eps=1e-3),
+        torch.optim.Adam([dense[name] for name in others], lr=0.01, eps=1e-3, weight_decay=0.1),
+    ]
+    for _ in gradients(model, Config.model_validate(classes(folder / "data"))):
+        nn.utils.clip_grad_norm_(dense.values(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+    found, expected = weights_of(folder / f"classes-{ranks}"), model.state_dict()
+    for name in dense:
+        np.testing.assert_allclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    slots = {
+        name.rpartition(".")[2] for name in saved_tensors(folder / f"classes-{ranks}", STEPS) if name[:6] == "dense."
+    }
+    assert slots == {"step", "square_avg", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize("name", ["parts", "frozen"])

@@ -210,6 +210,22 @@ def test_another_optimizer_cannot_load_the_state(folder, tmp_path, capsys):
     assert trainer(["train", str(file), "--out", str(tmp_path / "out"), *flags]) == 0
 
 
+def test_a_part_with_another_optimizer_cannot_load_the_state(folder, tmp_path, capsys):
+    parts = {"top": {"weights": ["over_arch.model.1.*"], "name": "sgd"}}
+
+    def tuned(source, out, *flags, **changes):
+        file = write_config(
+            tmp_path / "config.toml", settings(folder / "data", finetune={"checkpoint": str(source)}, **changes)
+        )
+        return trainer(["train", str(file), "--out", str(tmp_path / out), *flags]), capsys.readouterr().err
+
+    assert tuned(folder / "source", "out", optimizer__dense__parts=parts)[0] == 0  # SGD has no state to fill
+    assert tuned(tmp_path / "out", "same", optimizer__dense__parts=parts)[0] == 0
+    code, error = tuned(tmp_path / "out", "again")
+    assert (code, "another optimizer trained 'over_arch.model.1.bias'" in error) == (2, True)
+    assert tuned(tmp_path / "out", "again", "--finetune.optimizer-state", "False")[0] == 0
+
+
 def test_a_checkpoint_on_any_storage_can_be_fine_tuned(folder, tmp_path):
     """One process, so that storage in memory can stand for storage that is not a disk."""
     data = folder / "data"

@@ -138,6 +138,41 @@ CASES = [
         {"optimizer__dense__parts": {"all": {"weights": ["*"]}, "low": {"weights": ["*.bias"]}}},
     ),
     Case(
+        "part of an unknown optimizer",
+        ["optimizer.dense.parts.top.name is 'adem'", "'adam'"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*"], "name": "adem"}}},
+    ),
+    Case(
+        "part with an option of another optimizer",
+        ["optimizer.dense.parts.top.rho is 0.5", "'adam' does not have", "adadelta"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*"], "name": "adam", "rho": 0.5}}},
+    ),
+    Case(
+        "part with arguments and no optimizer of one's own",
+        ["optimizer.dense.parts.top.arguments is {'d': 2.0}", "'sgd'", "package.module:Class"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*"], "arguments": {"d": 2.0}}}},
+    ),
+    Case(
+        "part with Nesterov and no momentum",
+        ["optimizer.dense.parts.top.nesterov is true", "set a momentum"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*"], "nesterov": True}}},
+    ),
+    Case(
+        "part of an optimizer that cannot be resumed",
+        ["optimizer.dense.parts.top.name is 'torch.optim:NAdam'", "begin at zero", "use another"],
+        {"optimizer__dense__parts": {"top": {"weights": ["*.bias"], "name": "torch.optim:NAdam"}}},
+    ),
+    Case(
+        "part with a broken regular expression",
+        ["optimizer.dense.parts.top.weights.0 is 'regex:(over'", "no regular expression", "unterminated"],
+        {"optimizer__dense__parts": {"top": {"weights": ["regex:(over"]}}},
+    ),
+    Case(
+        "part whose regular expression matches nothing",
+        ["optimizer.dense.parts.top.weights has 'regex:over_arch'", "nearest is 'over_arch.model"],
+        {"optimizer__dense__parts": {"top": {"weights": ["regex:over_arch"]}}},
+    ),
+    Case(
         "frozen weight that is none",
         ["optimizer.dense.frozen has 's0'", "no dense weight", "nearest"],
         {"optimizer__dense__frozen": ["s0"]},

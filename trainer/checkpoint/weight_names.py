@@ -15,11 +15,13 @@ import torch
 from trainer.checkpoint.restore import Shapes
 from trainer.checkpoint.state_dict import is_table, table_of
 from trainer.config.data import DataConfig
+from trainer.config.optimizer import DenseOptimizerConfig
 from trainer.config.train import FinetuneConfig
 from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.storage import named, read_text
 from trainer.models.embeddings import name_in_model
+from trainer.optim.dense_optimizers import trained_without_state
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Weights:
     frozen: set[str]
 
     @classmethod
-    def of(cls, shapes: Shapes, frozen: Collection[str] = ()) -> Self:
-        """Sorts tensors by name into weights and state; `frozen` names frozen weights, as far as they are known."""
+    def of(cls, shapes: Shapes, frozen: Collection[str]) -> Self:
+        """Sorts the tensors of a model by name into weights and state; `frozen` names the frozen weights."""
         weights = [name for name in shapes if name.startswith("model.")]
         names = {_label(name): name for name in weights}
         assert len(names) == len(weights), "a table and another weight have the same name"
@@ -48,11 +50,17 @@ class Weights:
         for name in shapes.keys() - set(weights):
             owner, _, slot = name.rpartition(".")
             slots[owner][slot] = name
+        return cls(shapes, names, slots, {label for label, name in names.items() if name in frozen})
+
+    @classmethod
+    def of_checkpoint(cls, shapes: Shapes, config: DenseOptimizerConfig) -> Self:
+        """Sorts the tensors of a checkpoint; `config` is the dense optimizer that it was trained with."""
+        found = cls.of(shapes, ())
         # A checkpoint does not list frozen weights. They are the weights without state, if any other weight has state.
-        stateless = {label for label, name in names.items() if not is_table(name) and _owner(label, name) not in slots}
-        has_state = any(owner.startswith("dense.") for owner in slots)
-        known = {label for label, name in names.items() if name in frozen}
-        return cls(shapes, names, slots, known | (stateless if has_state else set()))
+        dense = {label for label, name in found.names.items() if not is_table(name)}
+        stateless = {label for label in dense if not found.state(label)}
+        frozen = stateless - trained_without_state(dense, config) if stateless != dense else set()
+        return cls(found.shapes, found.names, found.slots, frozen)
 
     def shape(self, label: str) -> torch.Size:
         """Returns the shape of a weight."""

@@ -1,6 +1,7 @@
 """The optimizers of tables and of all other weights, their schedules, and averages of the weights."""
 
 import itertools
+import re
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -275,23 +276,68 @@ def _known(name: str) -> str:
     return name
 
 
-class DensePart(Section):
-    """A parameter group: dense weights with their own learning rate, weight decay or schedule."""
+REGEX = "regex:"
 
-    weights: list[str] = pydantic.Field(min_length=1)
-    """Names, or patterns with *. A weight that several groups name belongs to the first of them."""
+
+def _is_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern.removeprefix(REGEX) if pattern.startswith(REGEX) else "")
+    except re.error as error:
+        raise InputError(f"{{key}} is '{pattern}', which is no regular expression: {error}; correct it") from error
+    return pattern
+
+
+DenseName = Annotated[str, pydantic.AfterValidator(_known)]
+WeightPattern = Annotated[str, pydantic.AfterValidator(_is_pattern)]
+
+
+class DensePart(Section):
+    """A parameter group: dense weights with an optimizer, learning rate, weight decay or schedule of their own.
+
+    Unset keys are as in optimizer.dense.
+    """
+
+    weights: list[WeightPattern] = pydantic.Field(min_length=1)
+    """Names, patterns with *, or regex: before a regular expression of the whole name. A weight that several groups
+    name belongs to the first of them."""
+    name: DenseName | None = None
+    """Another optimizer; its options then have their defaults, not the values of optimizer.dense."""
+    arguments: dict[str, Any] = {}
+    """Options of an optimizer of your own, besides its learning rate and weight decay."""
     learning_rate: pydantic.NonNegativeFloat | None = None
     """Learning rate before the schedule's multiplier. Unset: optimizer.dense.learning_rate."""
+    eps: pydantic.PositiveFloat | None = None
+    """Added to denominators."""
+    momentum: pydantic.NonNegativeFloat | None = None
+    """Momentum of sgd and rmsprop."""
+    nesterov: bool | None = None
+    """Nesterov's form of the momentum of sgd."""
+    beta1: Beta | None = None
+    """Decay of the first moment."""
+    beta2: Beta | None = None
+    """Decay of the second moment, or of adamax's maximum."""
+    amsgrad: bool | None = None
+    """Let adam and adamw divide by the largest second moment so far."""
+    alpha: Beta | None = None
+    """Decay of the squared gradient, for rmsprop."""
+    rho: Beta | None = None
+    """Decay of the squared gradient and of the squared update, for adadelta."""
+    fused: Annotated[bool | None, MayChange] = None
+    """Update all weights of the group in one kernel."""
     weight_decay: pydantic.NonNegativeFloat | None = None
     """Weight decay. Unset: optimizer.dense.weight_decay."""
     schedule: PartSchedule = PartSchedule()
     """Learning-rate schedule."""
 
 
+def _options_of(name: str) -> tuple[str, ...]:
+    return DENSE_OPTIONS.get(name, ("arguments",))
+
+
 class DenseOptimizerConfig(Section):
     """The optimizer of all weights but the embedding tables."""
 
-    name: Annotated[str, pydantic.AfterValidator(_known)] = "adagrad"
+    name: DenseName = "adagrad"
     """sgd, adagrad, adadelta, rmsprop, adam, adamw, adamax, radam, or package.module:Class for your own."""
     arguments: dict[str, Any] = {}
     """Options of an optimizer of your own, besides its learning rate and weight decay."""
@@ -327,23 +373,49 @@ class DenseOptimizerConfig(Section):
     """Learning-rate schedule."""
     parts: dict[str, DensePart] = {}
     """Parameter groups by name; a weight belongs to the first group that names it."""
-    frozen: list[str] = []
-    """Weights that are not trained: names, or patterns with *."""
+    frozen: list[WeightPattern] = []
+    """Weights that are not trained, named as those of a group."""
 
     @pydantic.model_validator(mode="after")
     def _options_are_used(self) -> Self:
-        given = self.model_dump(exclude_defaults=True, include={*itertools.chain(*DENSE_OPTIONS.values()), "arguments"})
-        unused = sorted(given.keys() - set(DENSE_OPTIONS.get(self.name, ("arguments",))))
+        self._check_options("optimizer.dense", self.model_dump(exclude_defaults=True))
+        for part in self.parts:
+            self.of_part(part)
+        return self
+
+    def of_part(self, part: str | None) -> "DenseOptimizerConfig":
+        """Returns the settings of a parameter group: these, with its own in their place; of None these.
+
+        Raises:
+            InputError: The group's optimizer does not have an option that is set.
+        """
+        if part is None:
+            return self
+        own = self.parts[part]
+        given = {
+            key: value for key in own.model_dump(exclude_defaults=True) if (value := getattr(own, key)) is not None
+        }
+        given = {key: value for key, value in given.items() if key not in ("weights", "schedule")}
+        name = own.name or self.name
+        inherited = ("learning_rate", "weight_decay", *(_options_of(name) if name == self.name else ()))
+        values = {key: getattr(self, key) for key in inherited} | given | {"name": name}
+        values["schedule"] = own.schedule.or_else(self.schedule)
+        merged = DenseOptimizerConfig.model_construct(**values)  # validated already, and messages name the part's keys
+        merged._check_options(f"optimizer.dense.parts.{part}", given)
+        return merged
+
+    def _check_options(self, key: str, given: dict[str, Any]) -> None:
+        every = {*itertools.chain(*DENSE_OPTIONS.values()), "arguments"}
+        unused = sorted((given.keys() & every) - set(_options_of(self.name)))
         if unused:
             users = ", ".join(name for name, options in DENSE_OPTIONS.items() if unused[0] in options)
-            instead = "optimizer.dense.arguments" if ":" in self.name else users or "package.module:Class"
+            instead = f"{key}.arguments" if ":" in self.name else users or "package.module:Class"
             raise InputError(
-                f"optimizer.dense.{unused[0]} is {given[unused[0]]!r}, which optimizer.dense.name '{self.name}' does "
-                f"not have; use {instead} or leave it out"
+                f"{key}.{unused[0]} is {given[unused[0]]!r}, which the dense optimizer '{self.name}' does not have; "
+                f"use {instead} or leave it out"
             )
         if self.nesterov and not self.momentum:
-            raise InputError("optimizer.dense.nesterov is true, but optimizer.dense.momentum is 0.0; set a momentum")
-        return self
+            raise InputError(f"{key}.nesterov is true, but {key}.momentum is 0.0; set a momentum")
 
     @pydantic.model_validator(mode="after")
     def _clips_in_one_way(self) -> Self:

@@ -4,6 +4,7 @@ Weights have the same names as in fine-tuning: their paths in the model.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
 
-from trainer.config.optimizer import BETAS, DENSE_OPTIONS, DenseOptimizerConfig, DensePart
+from trainer.config.optimizer import BETAS, DENSE_OPTIONS, REGEX, DenseOptimizerConfig, DensePart
 from trainer.core.errors import InputError
 from trainer.core.registry import find_by_name
 from trainer.models.embeddings import table_of_weight
@@ -51,9 +52,10 @@ def dense_optimizers(
     """
     optimizers: dict[str, KeyedOptimizer] = {}
     for part, chosen in split(weights, config.parts).items():
-        make = partial(_make, config, _weight_decay(config, part))
-        if is_checked and ":" in config.name and chosen:
-            check_own_optimizer(config.name, make, [*chosen.values()])
+        settings, key = config.of_part(part), _name_key(config, part)
+        make = partial(_make, settings, key)
+        if is_checked and ":" in settings.name and chosen:
+            check_own_optimizer(f"{key} is '{settings.name}'", make, [*chosen.values()])
         if chosen:
             optimizers["dense" if part is None else part_key(part)] = KeyedOptimizerWrapper(chosen, make)
     return optimizers
@@ -88,25 +90,37 @@ def split(weights: dict[str, nn.Parameter], parts: dict[str, DensePart]) -> dict
     return groups | {None: weights}
 
 
-def _weight_decay(config: DenseOptimizerConfig, part: str | None) -> float:
-    own = config.parts[part].weight_decay if part is not None else None
-    return config.weight_decay if own is None else own
+def trained_without_state(labels: Collection[str], config: DenseOptimizerConfig) -> set[str]:
+    """Returns the dense weights, by their paths in the model, that train with an optimizer that keeps no state."""
+    plain, others = set(), {label for label in labels if not any(_matches(label, one) for one in config.frozen)}
+    for part in (*config.parts, None):
+        patterns = config.parts[part].weights if part is not None else ["*"]
+        chosen = {label for label in others if any(_matches(label, pattern) for pattern in patterns)}
+        settings, others = config.of_part(part), others - chosen
+        plain |= chosen if settings.name == "sgd" and not settings.momentum else set()
+    return plain
 
 
-def _make(config: DenseOptimizerConfig, weight_decay: float, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = find_by_name("optimizer.dense.name", config.name, DENSE)
+def _name_key(config: DenseOptimizerConfig, part: str | None) -> str:
+    """Returns the key that names the optimizer of a parameter group."""
+    own = part is not None and config.parts[part].name is not None
+    return f"optimizer.dense.parts.{part}.name" if own else "optimizer.dense.name"
+
+
+def _make(config: DenseOptimizerConfig, key: str, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = find_by_name(key, config.name, DENSE)
     if config.name in DENSE:
-        return optimizer(weights, lr=config.learning_rate, weight_decay=weight_decay, **_options(config))
+        return optimizer(weights, lr=config.learning_rate, weight_decay=config.weight_decay, **_options(config))
     options = dict(config.arguments)
     # Passed even if 0, as the class may decay weights by default. A class without the option gets it only to refuse it.
-    if weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
-        options["weight_decay"] = weight_decay
+    if config.weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
+        options["weight_decay"] = config.weight_decay
     try:
         return optimizer(weights, lr=config.learning_rate, **options)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"optimizer.dense.name is '{config.name}', which takes no lr = {config.learning_rate} with {options}: "
-            f"{error}; change optimizer.dense.arguments or the class"
+            f"{key} is '{config.name}', which takes no lr = {config.learning_rate} with {options}: {error}; change "
+            f"{key.removesuffix('name')}arguments or the class"
         ) from error
 
 
@@ -124,19 +138,30 @@ def _label(name: str) -> str:
 
 def _matching(key: str, patterns: list[str], labels: Collection[str]) -> list[str]:
     for pattern in patterns:
-        if not any(fnmatchcase(label, pattern) for label in labels):
-            close = get_close_matches(pattern, labels, n=1, cutoff=0.0)
+        if not any(_matches(label, pattern) for label in labels):
+            close = get_close_matches(pattern.removeprefix(REGEX), labels, n=1, cutoff=0.0)
             about = f"the nearest is '{close[0]}'" if close else "there is none"
             raise InputError(f"{key} has '{pattern}', which matches no dense weight that trains; {about}")
-    return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
+    return [label for label in labels if any(_matches(label, pattern) for pattern in patterns)]
 
 
-def check_own_optimizer(name: str, make: Make, weights: list[nn.Parameter]) -> None:
+def _matches(label: str, pattern: str) -> bool:
+    if pattern.startswith(REGEX):
+        return re.fullmatch(pattern.removeprefix(REGEX), label) is not None
+    return fnmatchcase(label, pattern)
+
+
+def check_own_optimizer(own: str, make: Make, weights: list[nn.Parameter]) -> None:
     """Tries an optimizer on copies of its weights, and refuses one that a resume or fine-tuning would get wrong.
 
     Every run takes a step at rate zero, which creates the state, and sets it to zero; a checkpoint then fills it in.
     So a step at rate zero must change no weight, the state must be tensors, and an optimizer with all of them zero
     must behave as if it had taken no step.
+
+    Args:
+        own: The key and the name of the optimizer, for messages.
+        make: Makes the optimizer.
+        weights: Its weights.
 
     Raises:
         InputError: The optimizer breaks one of these rules.
@@ -144,23 +169,23 @@ def check_own_optimizer(name: str, make: Make, weights: list[nn.Parameter]) -> N
     fresh, used = _copies(weights), _copies(weights)
     straight, zeroed = make(fresh), make(used)
     if any("lr" not in group for group in zeroed.param_groups):
-        raise _refused(name, "has no 'lr' in its param_groups, which schedules set")
+        raise _refused(own, "has no 'lr' in its param_groups, which schedules set")
     rates = [group["lr"] for group in zeroed.param_groups]
     _set_rates(zeroed, [0.0] * len(rates))
-    _take_steps(name, zeroed, used, 1)
+    _take_steps(own, zeroed, used, 1)
     if not _equal(used, weights):
-        raise _refused(name, "changes weights at a learning rate of 0")
-    _zero_state(name, zeroed)
+        raise _refused(own, "changes weights at a learning rate of 0")
+    _zero_state(own, zeroed)
     _set_rates(zeroed, rates)
-    _take_steps(name, straight, fresh, STEPS)
-    _take_steps(name, zeroed, used, STEPS)
+    _take_steps(own, straight, fresh, STEPS)
+    _take_steps(own, zeroed, used, STEPS)
     if not _equal(used, fresh):
-        raise _refused(name, "has state that does not begin at zero, or keeps it elsewhere than in its `state`")
+        raise _refused(own, "has state that does not begin at zero, or keeps it elsewhere than in its `state`")
 
 
-def _refused(name: str, why: str) -> InputError:
+def _refused(own: str, why: str) -> InputError:
     return InputError(
-        f"optimizer.dense.name is '{name}', which {why}, so that it could not be resumed exactly; "
+        f"{own}, which {why}, so that it could not be resumed exactly; "
         "use another or change it (see docs/guides/dense_optimizers.md)"
     )
 
@@ -174,7 +199,7 @@ def _set_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
         group["lr"] = rate
 
 
-def _take_steps(name: str, optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: int) -> None:
+def _take_steps(own: str, optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: int) -> None:
     random = torch.Generator().manual_seed(0)
     for _ in range(steps):
         for weight in weights:
@@ -182,16 +207,16 @@ def _take_steps(name: str, optimizer: torch.optim.Optimizer, weights: list[nn.Pa
         try:
             optimizer.step(closure=None)  # pyrefly: ignore[no-matching-overload]
         except TypeError as error:
-            raise _refused(name, f"cannot take a step without a closure ({error})") from error
+            raise _refused(own, f"cannot take a step without a closure ({error})") from error
 
 
-def _zero_state(name: str, optimizer: torch.optim.Optimizer) -> None:
+def _zero_state(own: str, optimizer: torch.optim.Optimizer) -> None:
     for slots in optimizer.state.values():
         for slot, value in slots.items():
             if isinstance(value, Tensor):
                 value.zero_()
             elif value is not None:
-                raise _refused(name, f"keeps '{slot}' as {type(value).__name__} in its state instead of as a tensor")
+                raise _refused(own, f"keeps '{slot}' as {type(value).__name__} in its state instead of as a tensor")
 
 
 def _equal(ours: list[nn.Parameter], theirs: list[nn.Parameter]) -> bool:

@@ -169,11 +169,10 @@ def learning_rates(config: OptimizerConfig) -> dict[str, LearningRate]:
         settings = config.of_table(table)
         owner = "optimizer.sparse" if settings.schedule is sparse.schedule else f"optimizer.tables.{table}"
         rates[table_key(table)] = LearningRate(settings.learning_rate, settings.schedule, f"{owner}.schedule")
-    for name, part in dense.parts.items():
-        schedule = part.schedule.or_else(dense.schedule)
-        owner = "optimizer.dense" if schedule is dense.schedule else f"optimizer.dense.parts.{name}"
-        base = dense.learning_rate if part.learning_rate is None else part.learning_rate
-        rates[part_key(name)] = LearningRate(base, schedule, f"{owner}.schedule")
+    for name in dense.parts:
+        settings = dense.of_part(name)
+        owner = "optimizer.dense" if settings.schedule is dense.schedule else f"optimizer.dense.parts.{name}"
+        rates[part_key(name)] = LearningRate(settings.learning_rate, settings.schedule, f"{owner}.schedule")
     return rates
 
 

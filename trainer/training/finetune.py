@@ -95,7 +95,8 @@ def find_source(url: str, take: str = NEWEST, find: FindDamage | None = None) ->
 
 
 def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Checkpoint) -> WeightMap:
-    found = match(config, data, here, Weights.of(saved_shapes(source.url)))
+    dense = load_config(f"{source.url}/config.toml").optimizer.dense
+    found = match(config, data, here, Weights.of_checkpoint(saved_shapes(source.url), dense))
     # The table is printed before anything is refused: it shows all that the user has to allow or rename.
     print(
         f"fine-tuning from step {source.step:,}, {without_secrets(source.url)}\n\n"

@@ -52,7 +52,13 @@ def runs(matrix, tmp_path_factory):
     trees |= {
         "rules": every_rule,
         "own": sequence_config(histories, "custom:SumOfSequences", data__validation=[str(histories)], **here),
-        "half": config(plain, data__validation=[str(plain)], model__table_precision="fp16", **here),
+        "half": config(
+            plain,
+            data__validation=[str(plain)],
+            model__table_precision="fp16",
+            model__tables={"s0": {"precision": "fp32"}},
+            **here,
+        ),
         "dense_averages": config(plain, data__validation=[str(plain)], optimizer__ema={"decay": 0.8}, **here),
     }
     trees["branching"] = config(plain, data__validation=[str(plain)], model={"name": "custom:Branching"}, **here)

@@ -14,7 +14,7 @@ from trainer.__main__ import main as trainer
 from trainer.config.data import DataConfig
 from trainer.core.distributed import DistributedContext
 from trainer.extensions.managed_ids.managed_ids import ManagedIds
-from trainer.models.embeddings import initial_rows
+from trainer.models.table_init import initial_rows
 from trainer.rules.managed import FREE
 
 STEPS, HALF = 12, 5

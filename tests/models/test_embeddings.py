@@ -7,7 +7,7 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from trainer.config.root import Config
 from trainer.models.builder import build_model
-from trainer.models.embeddings import collections, initialize_tables, table_configs, table_of_weight, table_shapes
+from trainer.models.embeddings import table_configs, table_of_weight, table_shapes
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,6 @@ def test_features_of_one_table_share_its_configuration(settings):
     assert {name: table.num_embeddings for name, table in tables.items()} == {f"s{i}": 100 + i for i in range(6)}
     assert [tables[name].embedding_dim for name in ("s0", "s1")] == [16, 8]
     assert [tables[name].pooling for name in ("s1", "s2")] == [PoolingType.SUM, PoolingType.MEAN]
-
-
-def test_initial_weights_are_uniform_within_a_bound(settings):
-    pooled, _ = collections(settings.data, settings.model, torch.device("cpu"))
-    initialize_tables(pooled, 3)
-    usual = {name: weight.clone() for name, weight in pooled.state_dict().items()}
-    initialize_tables(pooled, 3, bound=0.001)
-    for name, weight in pooled.state_dict().items():
-        torch.testing.assert_close(weight, usual[name] * len(weight) ** 0.5 / 1000)
-        assert 0.0009 < weight.abs().max() <= 0.001
 
 
 def test_tables_are_found_in_a_custom_model(settings):

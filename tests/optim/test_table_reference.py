@@ -24,7 +24,8 @@ from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.models.base import ModelInputs
-from trainer.models.embeddings import collections, initialize_tables
+from trainer.models.embeddings import collections
+from trainer.models.table_init import initialize_tables
 
 pytestmark = pytest.mark.more("test_sharding.py trains tables as plain torch does, too")
 

@@ -7,7 +7,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from trainer.config.root import Config
 from trainer.models.base import ModelBuilder, ModelInputs
 from trainer.models.dlrm import dlrm
-from trainer.models.embeddings import initialize_tables, table_configs
+from trainer.models.embeddings import table_configs
+from trainer.models.table_init import initialize_tables
 
 
 def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:
@@ -18,5 +19,5 @@ def plain_model(settings: Config, build: ModelBuilder = dlrm) -> nn.Module:
     names, device = list(settings.data.dense), torch.device("cpu")
     features = settings.data.pooled
     model = build(ModelInputs(tables, 2, features, ["label"], device, settings.model, dense_names=names))
-    initialize_tables(model, settings.train.seed)
+    initialize_tables(model, settings.train.seed, settings.model.init_of)
     return model

@@ -17,7 +17,8 @@ from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.models.base import ModelInputs
-from trainer.models.embeddings import collections, initialize_tables
+from trainer.models.embeddings import collections
+from trainer.models.table_init import initialize_tables
 
 ROWS, BATCH, STEPS, DIMENSION, RATE, EPS = 330, 64, 14, 16, 0.05, 1e-3
 # Of each feature: its table, its weights, its pooling and the most ids of a list.

@@ -9,14 +9,15 @@ from managed import rows_of_ids, settings, with_labels, write_ids
 from test_chaos import evaluations
 from test_chaos_models import Job
 
-from trainer.models.embeddings import initial_rows
+from trainer.config.model import TableInit
+from trainer.models.table_init import initial_rows
 
 pytestmark = pytest.mark.more("test_managed_ids.py has plain steps")
 
 BAD_ROW = 200  # of 256. Unshuffled, in 8 lanes of 32 rows and 4 steps an epoch, it is in the second step.
 BAD_STEPS = {2, 6}
 STEPS = 8
-BOUND = 0.02  # of initial weights
+INIT = TableInit(distribution="normal", std=0.02)
 SKIPPING = {"train__nonfinite": "skip", "model__loss": "custom:infinite_for_half", "data__shuffle": False}
 EVERY_STEP = {"checkpoint__every_steps": 1, "checkpoint__keep": {"newest": STEPS}}
 TABLES = ("ids", "s2")
@@ -38,7 +39,9 @@ def runs(folder):
 
     def job(name, data, **changes):
         return {
-            "config": settings(folder / data, train__steps=STEPS, model__table_init=BOUND, **changes),
+            "config": settings(
+                folder / data, train__steps=STEPS, model__init=INIT.model_dump(exclude_defaults=True), **changes
+            ),
             "out": str(folder / name),
         }
 
@@ -88,7 +91,7 @@ def test_a_skipped_step_changes_nothing_but_the_rows_of_new_ids(runs, name, step
     for table, rows in taken.items():
         weight = after[f"model.model.sparse_arch.embedding_bag_collection.embedding_bags.{table}.weight"]
         assert torch.equal(
-            weight[rows], initial_rows(rows, torch.arange(16), weight.shape, table, 0, step=step, bound=BOUND)
+            weight[rows], initial_rows(rows, torch.arange(16), weight.shape, table, 0, step=step, init=INIT)
         )
 
 

@@ -8,6 +8,7 @@ from trainer.config.model import ESMM, OUTPUTS, RETRIEVES, USED_BY, ModelConfig
 from trainer.config.tasks import WITH_NEGATIVES, TaskConfig
 from trainer.config.train import TrainConfig
 from trainer.core.errors import InputError, nearest
+from trainer.core.secrets import place
 
 OF_TARGET = ("target_attributes", "context", "target_time")  # features of single ids
 
@@ -27,6 +28,7 @@ def check_model(
     Raises:
         InputError: The message names the key, the value and what to do.
     """
+    _check_tables(model, data)
     _check_weighting(model, train, losses)
     _check_normalization(model, train)
     _check_sequences(model, data)
@@ -36,6 +38,18 @@ def check_model(
     _check_heads(model)
     _check_catalogue(model, data, tasks)
     _check_every_position(model, data, tasks)
+
+
+def _check_tables(model: ModelConfig, data: DataConfig) -> None:
+    tables = data.features_of_tables()
+    for name, table in model.tables.items():
+        if name not in tables:
+            raise InputError(f"model.tables.{name}: there is no such table{nearest(name, tables)}")
+        if table.vectors and name in data.managed_tables:
+            raise InputError(
+                f"model.tables.{name}.vectors is {place(table.vectors)}, but the table's ids are 'managed', which have "
+                "no rows before they are seen; use 'vocabulary', or leave it out"
+            )
 
 
 def _check_weighting(model: ModelConfig, train: TrainConfig, losses: int) -> None:

@@ -110,6 +110,54 @@ class WukongConfig(Section):
     """Hidden layers over the products."""
 
 
+class TableInit(Section):
+    """The distribution of the initial weights of tables."""
+
+    distribution: Literal["uniform", "normal", "truncated_normal"] | None = None
+    """uniform, normal, or truncated_normal, a normal distribution without values beyond two std from the mean. Unset:
+    of one table, as for all tables; of all tables, uniform as model.table_init has it."""
+    low: float | None = None
+    """Lower bound of uniform."""
+    high: float | None = None
+    """Upper bound of uniform."""
+    mean: float = 0.0
+    """Mean of normal and truncated_normal."""
+    std: pydantic.PositiveFloat | None = None
+    """Standard deviation of normal and, before it is truncated, of truncated_normal."""
+
+    @pydantic.model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        needed = {None: set(), "uniform": {"low", "high"}}.get(self.distribution, {"std"})
+        given = self.model_dump(exclude_defaults=True, exclude={"distribution"})
+        allowed = needed | ({"mean"} if "std" in needed else set())
+        if unused := sorted(given.keys() - allowed):
+            where = "unset" if self.distribution is None else f"'{self.distribution}', which does not use it"
+            raise InputError(
+                f"{{key}}.{unused[0]} is {given[unused[0]]}, but {{key}}.distribution is {where}; leave one of them out"
+            )
+        if missing := sorted(needed - given.keys()):
+            raise InputError(
+                f"{{key}}.distribution is '{self.distribution}', but {{key}}.{missing[0]} is unset; set it"
+            )
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise InputError(f"{{key}}.low is {self.low} and {{key}}.high is {self.high}; low must be the lower")
+        return self
+
+
+Precision = Literal["fp32", "fp16"]
+
+
+class TableConfig(Section):
+    """The weights of one table, by table name; unset keys are as for all tables."""
+
+    precision: Precision | None = None
+    """Precision of the weights. Unset: model.table_precision."""
+    vectors: str | None = None
+    """Vectors that rows of a new run begin with, on any fsspec URL: Parquet files with the columns vector and id or
+    row, such as embed --table writes, or a .npy file with all rows in order. Other rows begin by init."""
+    init: TableInit = TableInit()
+
+
 class ModelConfig(Section):
     """The model and its loss."""
 
@@ -124,11 +172,15 @@ class ModelConfig(Section):
     embedding_dim: pydantic.PositiveInt = 64
     """Columns of every table that does not set its own; dlrm, dlrm_dcn, deepfm, xdeepfm, autoint, masknet, finalmlp and
     wukong need the same for all tables."""
-    table_precision: Literal["fp32", "fp16"] = "fp32"
-    """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32."""
+    table_precision: Precision = "fp32"
+    """Precision of the tables' weights; fp16 halves their memory. Their optimizer's state stays float32. Of single
+    tables: model.tables.NAME.precision."""
     table_init: pydantic.PositiveFloat | None = None
     """Initial weights of tables are uniform between minus this and this. Unset: 1/sqrt(rows) of each table. A small
-    bound, such as 0.001, has ids that were never trained answer almost as zeros."""
+    bound, such as 0.001, has ids that were never trained answer almost as zeros. Other distributions: [model.init]."""
+    init: TableInit = TableInit()
+    tables: dict[str, TableConfig] = {}
+    """Initial weights and precision of single tables, by table name."""
     dense_layers: list[pydantic.PositiveInt] = [512, 256]
     """Hidden layers of dlrm and dlrm_dcn over the dense features; a layer of embedding_dim follows. Without dense
     features: unused, a learned vector takes their place."""
@@ -239,6 +291,31 @@ class ModelConfig(Section):
     def retrieves(self) -> bool:
         """Whether a model of sequences finds the next item."""
         return self.name in RETRIEVES and bool(self.item_features)
+
+    def init_of(self, table: str) -> TableInit:
+        """Returns the distribution of a table's initial weights; without any: uniform within 1/sqrt(rows)."""
+        own = self.tables.get(table, TableConfig()).init
+        bound = self.table_init
+        for_all = self.init if bound is None else TableInit(distribution="uniform", low=-bound, high=bound)
+        return own if own.distribution else for_all
+
+    def precision_of(self, table: str) -> Precision:
+        """Returns the precision of a table's weights."""
+        return self.tables.get(table, TableConfig()).precision or self.table_precision
+
+    def precision_key(self, table: str) -> str:
+        """Returns the key that decides on the precision of a table."""
+        own = self.tables.get(table, TableConfig()).precision
+        return f"model.tables.{table}.precision" if own else "model.table_precision"
+
+    @pydantic.model_validator(mode="after")
+    def _begins_in_one_way(self) -> Self:
+        if self.table_init is not None and self.init.distribution:
+            raise InputError(
+                f"model.table_init is {self.table_init} and model.init.distribution is '{self.init.distribution}'; set "
+                "one of them"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _keys_are_used(self) -> Self:

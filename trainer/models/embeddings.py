@@ -1,19 +1,16 @@
-"""Embedding tables: their configuration, initial values, and names in a model, which no other file knows."""
+"""Embedding tables: their configuration, and names in a model, which no other file knows."""
 
 import re
-import zlib
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch import nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
-from trainer.core.arrays import splitmix64
 from trainer.core.errors import InputError
 
 # TorchRec's names of parameters: `embedding_bags.TABLE.weight` of pooled features, `embeddings.TABLE.weight` of
@@ -59,7 +56,7 @@ def _tables(data: DataConfig, model: ModelConfig) -> list[tuple[list[str], dict[
                 "num_embeddings": data.sparse[names[0]].rows,
                 "embedding_dim": data.sparse[names[0]].dimension or model.embedding_dim,
                 "feature_names": names,
-                "data_type": DataType[model.table_precision.upper()],
+                "data_type": DataType[model.precision_of(table).upper()],
             },
         )
         for table, names in data.features_of_tables().items()
@@ -127,62 +124,10 @@ def table_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def value_bytes(model: nn.Module) -> int:
-    """Returns the bytes of each value of the tables, which all have one precision; of float32 without tables."""
-    of_tables = (value.element_size() for name, value in model.named_parameters() if table_of_weight(name))
-    return next(of_tables, torch.float32.itemsize)
-
-
-STEP_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no two steps have the same product
-# Values that are drawn at once. Their counters and bits take four times 8 bytes for each value: 2 MiB, less than a
-# processor's cache, where blocks of a fixed number of rows took more than the tables of a wide model.
-BLOCK_VALUES = 1 << 16
-
-
-def initialize_tables(model: nn.Module, seed: int, bound: float | None = None) -> None:
-    """Sets every weight of every table as a function of `(seed, table, row, column)`, whatever the plan.
-
-    Weights are uniform in plus or minus the bound; None: `1 / sqrt(rows)`, the range that TorchRec uses.
-    """
-    # A torch generator yields a sequence: a rank would have to draw whole tables to find the values of its shards, and
-    # CPU and GPU draw different ones. TorchRec draws each shard by itself, so that weights depend on the plan.
-    for name, value in model.state_dict().items():
-        table = table_of_weight(name)
-        if table and isinstance(value, ShardedTensor):
-            for local_shard in value.local_shards():
-                _fill(local_shard.tensor, value.size(), local_shard.metadata.shard_offsets, table, seed, bound)
-        elif table:
-            _fill(value, value.size(), [0, 0], table, seed, bound)
-
-
-def _fill(
-    local_shard: Tensor, whole: torch.Size, offsets: list[int], table: str, seed: int, bound: float | None
-) -> None:
-    columns = torch.arange(offsets[1], offsets[1] + local_shard.shape[1], device=local_shard.device)
-    block_rows = max(1, BLOCK_VALUES // len(columns))
-    for start in range(0, local_shard.shape[0], block_rows):
-        block = local_shard[start : start + block_rows]
-        rows = torch.arange(offsets[0] + start, offsets[0] + start + len(block), device=local_shard.device)
-        block.copy_(initial_rows(rows, columns, whole, table, seed, bound=bound))
-
-
-def initial_rows(
-    rows: Tensor,
-    columns: Tensor,
-    whole: torch.Size,
-    table: str,
-    seed: int,
-    step: int = 0,
-    bound: float | None = None,
-) -> Tensor:
-    """Returns initial values of rows `[N]` and columns `[C]` of a table of size `whole`; other steps give others."""
-    key = zlib.crc32(table.encode()) << 32 ^ seed ^ (step * STEP_FACTOR) % 2**64
-    unit = _uniform(rows[:, None] * whole[1] + columns, key)
-    return (2 * unit - 1) * (whole[0] ** -0.5 if bound is None else bound)
-
-
-def _uniform(counter: Tensor, key: int) -> Tensor:
-    """Returns numbers in [0, 1) for counters, by two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
-    key = key - (1 << 64) if key >= 1 << 63 else key
-    bits = splitmix64(splitmix64(counter) ^ key)
-    return ((bits >> 40) & 0xFFFFFF).float() / (1 << 24)  # as many bits as a float32 holds exactly
+def value_bytes(model: nn.Module) -> dict[str, int]:
+    """Returns the bytes of a value of every table, by table."""
+    return {
+        table: parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if (table := table_of_weight(name))
+    }

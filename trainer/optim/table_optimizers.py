@@ -88,7 +88,8 @@ def _check_zero_weights(table: str, optimizer: str, weights: Mapping[str, str | 
 def _check_rounding(config: Config, device_type: str) -> None:
     if not config.optimizer.sparse.stochastic_rounding:
         return
-    if config.model.table_precision != "fp16":
+    precisions = {config.model.precision_of(table) for table in config.data.features_of_tables()}
+    if "fp16" not in precisions:
         raise InputError(
             "optimizer.sparse.stochastic_rounding is true, but model.table_precision is "
             f"'{config.model.table_precision}', which needs no rounding; set it to 'fp16' or leave both out"

@@ -26,9 +26,10 @@ from trainer.config.root import Config
 from trainer.core.errors import InputError
 from trainer.data.epoch_order import MIN_LANES
 from trainer.models.builder import build_model_with_loss
-from trainer.models.embeddings import BLOCK_VALUES, table_of_weight
+from trainer.models.embeddings import table_of_weight
 from trainer.models.sequence_model import PAIRS, PAIRS_ON_GPU, CountedGroups, count_groups
 from trainer.models.step_samples import samples_of
+from trainer.models.table_init import BLOCK_VALUES
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import WEIGHTINGS
 from trainer.optim.dense_optimizers import dense_optimizers, freeze

@@ -165,11 +165,11 @@ def _explain(error: NothingFits, model: nn.Module, settings: Config, problem: Pr
 
 def _memory_needed(model: nn.Module, data: DataConfig, config: PlannerConfig, world_size: int) -> tuple[float, float]:
     """Returns the least memory in bytes, over all ranks, that the tables and a batch's ids and embeddings take."""
-    shapes, width = table_shapes(model), value_bytes(model)
+    shapes, widths = table_shapes(model), value_bytes(model)
     tables = batch = 0.0
     for table, features in data.features_of_tables().items():
         types = set(kinds_of(table, config))
-        tables += table_bytes(shapes[table], width) * (world_size if types == {"data_parallel"} else 1)
+        tables += table_bytes(shapes[table], widths[table]) * (world_size if types == {"data_parallel"} else 1)
         pooled = not data.holds_sequences(table)
         # Every rank holds a partial sum of every pooled embedding.
         copies = world_size if pooled and types <= set(REDUCING) else 1

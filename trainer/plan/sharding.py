@@ -4,8 +4,7 @@ Begin at `shard`, at the end. The classes before it replace TorchRec's sharded t
 wrong, depend on the plan, or waste time on small models. `sharders` puts them together.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +42,8 @@ from trainer.batches.batch import SingleIds, of_block
 from trainer.config.plan import CommsConfig
 from trainer.core.distributed import DistributedContext, limit_collectives
 from trainer.core.errors import InputError
-from trainer.models.embeddings import initialize_tables, table_of_weight, table_shapes, value_bytes
+from trainer.models.embeddings import table_of_weight, table_shapes, value_bytes
+from trainer.models.table_init import InitOf, initialize_tables
 from trainer.plan.communication import codecs
 from trainer.plan.sharding_plan import table_bytes
 
@@ -319,7 +319,7 @@ def shard(
     plan: ShardingPlan,
     context: DistributedContext,
     seed: int,
-    bound: float | None,
+    init_of: InitOf,
 ) -> DistributedModelParallel:
     """Shards a model: places the shards of every table by the plan, and sets their initial values.
 
@@ -329,7 +329,7 @@ def shard(
         plan: The placement of the tables.
         context: This process among the ranks.
         seed: Seed of the initial values.
-        bound: The greatest of them; None as for `initialize_tables`.
+        init_of: Returns the distribution of each table's.
 
     Raises:
         InputError: The memory does not suffice.
@@ -343,7 +343,7 @@ def shard(
             data_parallel_wrapper=_data_parallel(model, context),
         )
         limit_collectives(context)
-        initialize_tables(sharded, seed, bound)
+        initialize_tables(sharded, seed, init_of)
     return sharded
 
 
@@ -375,12 +375,12 @@ class Unwrapped(DataParallelWrapper):
 
 
 @contextmanager
-def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator[None]:
+def allocating(tables: dict[str, tuple[int, int]], value_bytes: Mapping[str, int]) -> Iterator[None]:
     """Inside the block, an allocation that fails is reported with the names of the largest tables.
 
     Args:
         tables: Rows and columns of every table.
-        value_bytes: Size of a value in bytes.
+        value_bytes: Size of a value of each in bytes.
 
     Raises:
         InputError: The memory of the host or of a GPU does not suffice.
@@ -391,8 +391,9 @@ def allocating(tables: dict[str, tuple[int, int]], value_bytes: int) -> Iterator
         on_gpu = isinstance(error, torch.OutOfMemoryError)
         if not on_gpu and "can't allocate memory" not in str(error):
             raise
-        largest = sorted(tables, key=lambda name: math.prod(tables[name]), reverse=True)[:LARGEST]
-        named = ", ".join(f"'{name}' of {table_bytes(tables[name], value_bytes) / GIB:,.1f} GiB" for name in largest)
+        sizes = {name: table_bytes(shape, value_bytes[name]) for name, shape in tables.items()}
+        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST]
+        named = ", ".join(f"'{name}' of {sizes[name] / GIB:,.1f} GiB" for name in largest)
         key = "planner.memory_gib" if on_gpu else "planner.host_memory_gib"
         raise InputError(
             f"the memory of this rank does not hold its part of the tables; the largest are {named}; "

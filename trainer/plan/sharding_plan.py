@@ -113,13 +113,13 @@ def render_plan(plan: ShardingPlan, model: nn.Module, world_size: int) -> str:
     """Returns a plan as two tables to print: each embedding table with its placement, and the bytes on each rank."""
     if not table_plans(plan):
         return WITHOUT_TABLES
-    shapes, width = table_shapes(model), value_bytes(model)
+    shapes, widths = table_shapes(model), value_bytes(model)
     on_rank = [0] * world_size
     lines = []
     for name, table in table_plans(plan).items():
-        size = table_bytes(shapes[name], width)
+        size = table_bytes(shapes[name], widths[name])
         shards = [
-            (shard.placement.rank(), table_bytes(shard.shard_sizes, width))  # pyrefly: ignore[missing-attribute]
+            (shard.placement.rank(), table_bytes(shard.shard_sizes, widths[name]))  # pyrefly: ignore[missing-attribute]
             for shard in shards_of(table)
         ]
         shards = shards or [(rank, size) for rank in range(world_size)]

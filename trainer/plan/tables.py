@@ -107,8 +107,8 @@ def _obstacles(table: str, config: Config) -> dict[str, str]:
     """Returns the sharding types that a table cannot have, each with the reason and advice."""
     settings = config.optimizer.of_table(table)
     replicated = ""
-    if config.model.table_precision != "fp32":
-        replicated = f"model.table_precision is '{config.model.table_precision}'; use 'fp32'"
+    if (precision := config.model.precision_of(table)) != "fp32":
+        replicated = f"{config.model.precision_key(table)} is '{precision}'; use 'fp32'"
     elif settings.name not in REPLICABLE:
         replicated = f"its optimizer is '{settings.name}'; use one of {', '.join(REPLICABLE)}"
     elif not is_replicable(settings):
@@ -143,8 +143,8 @@ def tables_to_plan(model: nn.Module, config: Config, planner: PlannerConfig, on_
         planner: The planner's section, without the sharding types that tables cannot have.
         on_gpu: Whether the tables are for GPUs.
     """
-    shapes, width = table_shapes(model), value_bytes(model)
-    return [_table(name, shapes[name], width, config, planner, on_gpu) for name in sorted(shapes)]
+    shapes, widths = table_shapes(model), value_bytes(model)
+    return [_table(name, shapes[name], widths[name], config, planner, on_gpu) for name in sorted(shapes)]
 
 
 def _table(
@@ -169,7 +169,7 @@ def _table(
         min_columns=planner.min_columns or LEAST_COLUMNS,
         skew=_skew(name, data),
         weight_bytes=FLOAT if data.has_id_weights else 0,
-        has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.table_precision),
+        has_plain_update=has_plain_update(config.optimizer.of_table(name), config.model.precision_of(name)),
         map_bytes=_map_bytes(name, data),
     )
 

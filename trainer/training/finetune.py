@@ -4,6 +4,7 @@
 outcomes, refuses differences that the configuration does not allow, and fills the model.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from tabulate import tabulate
@@ -36,6 +37,7 @@ def finetune(
     types: RecordedTypes,
     model: ShardedModel,
     context: DistributedContext,
+    given: Collection[str] = (),
 ) -> dict[str, Any]:
     """Fills a fresh model from another run's checkpoint, if the configuration names one.
 
@@ -45,6 +47,7 @@ def finetune(
         types: The types of its columns.
         model: The model; weights without a source keep their initial values.
         context: This process among the ranks.
+        given: Tables that have vectors from files.
 
     Returns:
         The entry `finetune` for run.json; empty for a start from scratch.
@@ -63,6 +66,7 @@ def finetune(
     broadcast_from_rank0(context, lambda: _check_vocabularies(config, data, found, source))
     broadcast_from_rank0(context, lambda: _check_types(data, types, found, source))
     tables = {table_of(name): table_of(other) for name, other in found.sources.items() if is_table(name)}
+    broadcast_from_rank0(context, lambda: _check_given(config, sorted(tables.keys() & {*given})))
     fill(source.url, trained | model.id_map.restoring(source.train_state, tables), found.sources, context)
     model.id_map.begin_anew()
     if config.optimizer_state:
@@ -114,6 +118,14 @@ def _match(config: FinetuneConfig, data: DataConfig, here: Weights, source: Chec
                 "or map it to another name in the file finetune.names"
             )
     return found
+
+
+def _check_given(config: FinetuneConfig, both: list[str]) -> None:
+    if both:
+        raise InputError(
+            f"{KEY} is '{config.checkpoint}', which has table '{both[0]}', but model.tables.{both[0]}.vectors is set, "
+            f"too; list '{both[0]}' in finetune.exclude, or leave the vectors out"
+        )
 
 
 def _check_vocabularies(config: FinetuneConfig, data: DataConfig, found: WeightMap, source: Checkpoint) -> None:

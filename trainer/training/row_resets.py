@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.checkpoint.state_dict import State, is_table, table_of
 from trainer.config.optimizer import OptimizerConfig
 from trainer.core.distributed import placed_shards
-from trainer.models.embeddings import initial_rows
+from trainer.models.table_init import InitOf, initial_rows
 from trainer.optim.optimizers import ACCUMULATORS
 
 
@@ -40,13 +40,11 @@ class RowResets:
         tensors: Returns weights, optimizer state and averages as views, by their names in checkpoints.
         config: The optimizers' configuration.
         seed: Seed of the initial values.
-        bound: The greatest of the initial values; None as for `initialize_tables`.
+        init_of: Returns the distribution of a table's.
     """
 
-    def __init__(
-        self, tensors: Callable[[], State], config: OptimizerConfig, seed: int, bound: float | None = None
-    ) -> None:
-        self._tensors, self._config, self._seed, self._bound = tensors, config, seed, bound
+    def __init__(self, tensors: Callable[[], State], config: OptimizerConfig, seed: int, init_of: InitOf) -> None:
+        self._tensors, self._config, self._seed, self._init_of = tensors, config, seed, init_of
         self._steps: Tensor | None = None
         self._parts: dict[str, list[_LocalShard]] = {}
 
@@ -77,7 +75,7 @@ class RowResets:
     def _values(self, part: _LocalShard, rows: Tensor, table: str, step: int) -> Tensor:
         if is_table(part.name):  # also true of the table's average, which starts at the weights
             columns = torch.arange(part.column, part.column + part.shard.shape[1], device=rows.device)
-            values = initial_rows(rows, columns, part.size, table, self._seed, step, self._bound)
+            values = initial_rows(rows, columns, part.size, table, self._seed, step, self._init_of(table))
             return values.to(part.shard.dtype)
         start = 0.0
         if part.name.startswith("ema_touched."):

@@ -42,6 +42,7 @@ from trainer.training.loss_scale import StepState, start_state
 from trainer.training.resume import Resume, check_saved_before, find_start, open_run
 from trainer.training.session import ClaimedRun, Session
 from trainer.training.sharded_model import ShardedModel, build_sharded_model
+from trainer.training.table_vectors import fill_from_vectors
 from trainer.training.watchers import RunView, StopRequest, Watcher, make_watchers
 
 ENDED_WITHOUT_A_WORD = "ended without a word: killed, or by an error that its log has"
@@ -230,7 +231,8 @@ def restore_or_finetune(claimed: ClaimedRun, model: ShardedModel, types: Recorde
     # before the first step would lack it.
     model.optimizers.create_dense_state()
     if claimed.start is None:
-        facts = finetune(config.finetune, config.data, types, model, context)
+        given = fill_from_vectors(config, model, context)
+        facts = finetune(config.finetune, config.data, types, model, context, given)
         if model.averages:
             model.averages.begin()
         return facts

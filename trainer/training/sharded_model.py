@@ -149,10 +149,10 @@ def build_sharded_model(
     communication_bytes = communication_volume(plan, unsharded, config.data, config.comms, context)
     if config.optimizer.ema.tables:
         check_kernels(plan)
-    model = shard(unsharded, by_kind, plan, context, config.train.seed, config.model.table_init)
+    model = shard(unsharded, by_kind, plan, context, config.train.seed, config.model.init_of)
     for wrap in found(config, "wrap"):
         wrap(unsharded, context, config)
-    with allocating(shapes, torch.float32.itemsize):
+    with allocating(shapes, dict.fromkeys(shapes, torch.float32.itemsize)):
         averages = Averages(model, config.optimizer.ema) if config.optimizer.ema.decay else None
     cut = Cut(model)
     unsharded.losses.weighting.attach(lambda: cut.leaves)

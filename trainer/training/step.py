@@ -100,7 +100,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._seed, self._rank, self._samples = config.train.seed, context.rank, samples_of(model.model)
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
-        self._reset = RowResets(model.tensors, config.optimizer, config.train.seed, config.model.table_init)
+        self._reset = RowResets(model.tensors, config.optimizer, config.train.seed, config.model.init_of)
         self._average, self._average_tables = _averages_of_gradients(model, context)
         self._step, self._loss = 0, torch.zeros(())
         self._outputs: Sequence[BatchOutputs] = ()

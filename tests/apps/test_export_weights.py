@@ -18,7 +18,7 @@ pytestmark = pytest.mark.more("test_export.py stands for all")
 
 ROWS = 200
 SPARSE = {
-    "films": {"rows": 40, "weights": "film_weights"},
+    "films": {"rows": 40, "weights": ["film_weights", "film_boosts", "film_ages"]},
     "shows": {"rows": 30, "weights": "show_weights", "pooling": "mean"},
     "last_films": {"column": "films", "rows": 40, "weights": "film_weights", "max_ids": 2},
     "first_shows": {
@@ -29,12 +29,13 @@ SPARSE = {
         "max_ids": 2,
         "keep": "first",
     },
-    "city": {"rows": 20, "offset": -1, "weights": "city_weight"},
+    "city": {"rows": 20, "offset": -1, "weights": ["city_weight", "city_boost"]},
     "word": {"rows": 15, "ids": "hash", "weights": "word_weight", "pooling": "mean"},
     "tags": {"rows": 10, "pooling": "mean"},
     "home": {"rows": 20},
 }
-WEIGHTS = ("film_weights", "show_weights", "city_weight", "word_weight")
+FACTORS = ("film_boosts", "film_ages", "city_boost")
+WEIGHTS = ("film_weights", "show_weights", "city_weight", "word_weight", *FACTORS)
 
 
 def random_columns():
@@ -56,6 +57,10 @@ def random_columns():
         columns["city_weight"].append(None if row % 18 == 0 else int(random.integers(-3, 4)))
         columns["word"].append(None if row % 8 == 0 else f"word {random.integers(12)}")
         columns["word_weight"].append(float(random.integers(0, 3)))
+        for factor in FACTORS[:2]:
+            values = random.random(len(columns["films"][-1] or ())) + 0.5
+            columns[factor].append(None if columns["films"][-1] is None else values.tolist())
+        columns["city_boost"].append(float(random.random()) + 0.5)
         columns["tags"].append(random.integers(0, 10, random.integers(0, 5)).tolist())
         columns["home"].append(None if row % 10 == 0 else int(random.integers(0, 20)))
         columns["age"].append(float(random.standard_normal()))
@@ -134,7 +139,8 @@ def test_all_weights_matter(model, columns, predicted):
 @pytest.fixture(scope="module")
 def without_ids(columns):
     """Some rows without any list of ids."""
-    empty = {name: [None, []] for name in ("films", "film_weights", "shows", "show_weights", "tags")}
+    lists = "films", "film_weights", "film_boosts", "film_ages", "shows", "show_weights", "tags"
+    empty = {name: [None, []] for name in lists}
     return {name: values[1:3] for name, values in columns.items()} | empty
 
 
@@ -213,6 +219,18 @@ WRONG = {
     "beyond max_ids": ({"films": [1, 2, 3], "film_weights": [float("nan"), 1, 1]}, FILMS.format("nan")),
     "text": ({"films": [1], "film_weights": ["1"]}, FILMS.format("'1'")),
     "one for a list": ({"films": [1], "film_weights": 1.0}, "column 'film_weights', row 0: 1.0 is not a list of weigh"),
+    "too few of a factor": (
+        {"films": [1, 2], "film_weights": [1.0, 2.0], "film_boosts": [1.0]},
+        "column 'film_boosts', row 0: 1 weight for 2 ids of 'films'; each id needs one",
+    ),
+    "a null factor": (
+        {"films": [1], "film_weights": [1.0], "film_boosts": [None]},
+        "column 'film_boosts', row 0: null is not a weight",
+    ),
+    "a product too large for float32": (
+        {"films": [1], "film_weights": [1e38], "film_boosts": [1e38], "film_ages": [1.0]},
+        "column 'film_boosts': its products with other weights of ids are not finite",
+    ),
     "null for a single id": ({"city": 3, "city_weight": None}, "column 'city_weight', row 0: null is not a weight"),
     "a list for a single id": ({"city": 3, "city_weight": [1.0]}, "row 0: \\[1.0\\] is not a weight"),
 }

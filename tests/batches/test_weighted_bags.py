@@ -115,6 +115,57 @@ def test_a_wrong_weight_is_named(case):
     assert "\n" not in str(raised.value)
 
 
+def decoded_product(ids, *factors, **feature):
+    """Returns the pairs of id and weight of each row, of weights in several columns."""
+    names = [f"w{place}" for place in range(len(factors))]
+    table = pa.table({"id": ids, "label": [0.0] * len(ids)} | dict(zip(names, factors, strict=True)))
+    data = config(weights=names, **feature)
+    check_columns("here", table.schema, data)
+    chunk = Chunk(table.column, range(table.num_rows), "here, row {}".format)
+    return [[(one["id"], one["weight"]) for one in bag] for bag in decode(chunk, data, ["id"]).bags["id"].to_pylist()]
+
+
+def test_the_weight_of_an_id_is_the_product_of_its_columns():
+    ids = pa.array([[1, None, 2], [], None, [3, 4, 5]])
+    factors = [[[0.1, None, 2.0], [], None, [3.0, 0.0, 5.0]], [[0.7, 1.0, -1.0], [], [], [1.0, 2.0, 0.5]]]
+    exact = float(np.float32(0.1) * np.float32(0.7))
+    expected = [[(1, exact), (2, -2.0)], [], [], [(4, 0.0), (5, 2.5)]]
+    assert decoded_product(ids, *map(pa.array, factors), max_ids=2) == expected
+    single = decoded_product(pa.array([3, None]), pa.array([2.0, None]), pa.array([5, 1]), pa.array([0.5, None]))
+    assert single == [[(3, 5.0)], []]
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [
+        ([[1.0, 2.0], [1.0]], "here, row 0, column 'w1': 1 weight for 2 ids of 'id'; each id needs one"),
+        ([[1.0, 2.0], [1.0, None]], "here, row 0, column 'w1': null is not a weight; weights of ids are finite"),
+        ([[1e30, 1.0], [1e30, 1.0]], "here, row 0, column 'w0 times w1': inf is not a weight; weights of ids are"),
+    ],
+)
+def test_a_wrong_factor_of_a_weight_is_named(factors, says):
+    with pytest.raises(InputError) as raised:
+        decoded_product(pa.array([[1, 2]]), *(pa.array([one], pa.list_(pa.float32())) for one in factors))
+    assert str(raised.value).startswith(says)
+
+
+def test_a_factor_of_another_type_is_refused():
+    schema = pa.schema(
+        {"id": pa.list_(pa.int64()), "w": pa.list_(pa.float32()), "v": pa.list_(pa.string()), "label": pa.float32()}
+    )
+    with pytest.raises(InputError, match=r"column 'v' is of type list<.*string>; the weights of ids must be a number"):
+        check_columns("here", schema, config(weights=["w", "v"]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"), [([], "is []; name at"), (["w", "w"], "is ['w', 'w']; name at least one")]
+)
+def test_columns_of_weights_are_named_once(weights, says):
+    with pytest.raises(ValueError, match="name at least one column, each once") as raised:
+        config(weights=weights)
+    assert f"data.sparse.id.weights {says}" in str(raised.value)
+
+
 def test_a_single_id_without_a_weight_is_named():
     with pytest.raises(InputError, match=r"^here, row 2, column 'w': null is not a weight"):
         decoded(pa.array([3, None, 4]), pa.array([0.5, None, None]))

@@ -21,9 +21,9 @@ from trainer.models.embeddings import collections
 from trainer.models.table_init import initialize_tables
 
 ROWS, BATCH, STEPS, DIMENSION, RATE, EPS = 330, 64, 14, 16, 0.05, 1e-3
-# Of each feature: its table, its weights, its pooling and the most ids of a list.
+# Of each feature: its table, its weights or the factors of its weights, its pooling and the most ids of a list.
 FEATURES = {
-    "films": ("films", "film_weights", "sum", 3),
+    "films": ("films", ["film_weights", "film_boosts"], "sum", 3),
     "shows": ("shows", "show_weights", "mean", None),
     "city": ("places", "city_weight", "sum", None),
     "home": ("places", None, "sum", None),
@@ -50,7 +50,7 @@ CASES = {
 def random_columns() -> dict[str, list]:
     """Returns raw columns, with nulls among ids, lists and weights, weights of 0 and, for sums, below 0."""
     random = np.random.default_rng(0)
-    columns: dict[str, list] = {name: [] for name in (*FEATURES, *WEIGHTS, "city_weight")}
+    columns: dict[str, list] = {name: [] for name in (*FEATURES, *WEIGHTS, "film_boosts", "city_weight")}
     for row in range(ROWS):
         for name, weights in zip(("films", "shows", "seen"), WEIGHTS, strict=True):
             ids = random.integers(0, SIZES[FEATURES[name][0]], random.integers(0, 6)).tolist()
@@ -62,6 +62,8 @@ def random_columns() -> dict[str, list]:
                 values = [None if one is None else 0.0 for one in values]
             columns[name].append(None if row % 11 == 0 else ids)
             columns[weights].append(None if row % 11 == 0 else values)
+        boosts = [one and float(np.float32(random.random())) for one in columns["film_weights"][-1] or ()]
+        columns["film_boosts"].append(None if row % 11 == 0 else boosts)
         columns["city"].append(None if row % 9 == 0 else int(random.integers(0, 20)))
         columns["city_weight"].append(None if row % 18 == 0 else float(np.float32(random.standard_normal())))
         columns["home"].append(None if row % 8 == 0 else int(random.integers(0, 20)))
@@ -77,7 +79,7 @@ def write(folder, columns):
     (folder / "parquet").mkdir()
     (folder / "csv").mkdir()
     numbers = pa.list_(pa.float32())
-    types = dict.fromkeys(WEIGHTS, numbers) | {"city_weight": pa.float32()}
+    types = dict.fromkeys((*WEIGHTS, "film_boosts"), numbers) | {"city_weight": pa.float32()}
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
     pq.write_table(table, folder / "parquet" / "rows.parquet", row_group_size=ROWS)
     # In text, a list has no nulls, and an empty one is null.
@@ -109,7 +111,7 @@ def settings(folder, kind="table_wise", optimizer="sgd", reader="parquet", **cha
         }
     tree["data"] |= {"dense": {}, "sparse": sparse, "groups": ["row"], "reader": reader}
     if reader == "csv":
-        lists = ["films", "shows", "tags", "past", "seen", "kept", *WEIGHTS]
+        lists = ["films", "shows", "tags", "past", "seen", "kept", "film_boosts", *WEIGHTS]
         tree["data"]["csv"] = {"lists": lists, "cache": str(folder / "cache")}
     return tree
 
@@ -142,7 +144,10 @@ def matrix(name: str, columns: dict, rows: list[int]) -> np.ndarray:
     for place, row in enumerate(rows):
         given = columns[name][row]
         ids = given if isinstance(given, list) else [given]
-        values = columns[weights][row] if weights else [1.0] * len(ids or [])
+        factors = [columns[one][row] for one in (weights if isinstance(weights, list) else [weights]) if one]
+        values = factors[0] if factors else [1.0] * len(ids or [])
+        for factor in factors[1:]:
+            values = values and [one and one * other for one, other in zip(values, factor, strict=True)]
         pairs = (
             zip(ids or [], values if isinstance(values, list) else [values], strict=True) if given is not None else []
         )

@@ -284,16 +284,27 @@ def earlier(column: str, feature: SparseFeature, chunk: Chunk, lengths: np.ndarr
 def weighted_lists(column: str, feature: SparseFeature, chunk: Chunk) -> pa.LargeListArray:
     """Returns the ids of each row with their weights, `[R]` lists; a single id becomes a list with one element.
 
+    Of several columns, the weight is the product.
+
     Raises:
         InputError: An id has no weight, or a forbidden weight.
     """
-    ids, weights = aligned(chunk.ids(column), chunk.array(str(feature.weights)))
+    (ids, offsets, weights), *others = [_weights(column, name, feature, chunk) for name in feature.weight_columns]
+    for *_, factor in others:
+        weights = pc.multiply(weights, factor)  # pyrefly: ignore[missing-attribute]
+        _check(ids, weights, offsets, " times ".join(feature.weight_columns), feature, chunk)
+    return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+
+
+def _weights(column: str, name: str, feature: SparseFeature, chunk: Chunk) -> tuple[pa.Array, np.ndarray, pa.Array]:
+    """Returns ids, `[N]`, where those of each row begin, `[R + 1]`, and their weights in a column, `[N]` float32."""
+    ids, weights = aligned(chunk.ids(column), chunk.array(name))
     lengths = list_lengths(ids)
-    _check_lengths(column, lengths, str(feature.weights), list_lengths(weights), "weight", chunk)
+    _check_lengths(column, lengths, name, list_lengths(weights), "weight", chunk)
     offsets, ids = offsets_of(lengths), ids.flatten()
     weights = to_weights(weights.flatten())
-    _check(ids, weights, offsets, feature, chunk)
-    return pa.LargeListArray.from_arrays(offsets, with_weights(ids, weights))
+    _check(ids, weights, offsets, name, feature, chunk)
+    return ids, offsets, weights
 
 
 def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndarray, noun: str, chunk: Chunk) -> None:
@@ -306,7 +317,9 @@ def _check_lengths(column: str, lengths: np.ndarray, beside: str, found: np.ndar
         )
 
 
-def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: SparseFeature, chunk: Chunk) -> None:
+def _check(
+    ids: pa.Array, weights: pa.Array, offsets: np.ndarray, column: str, feature: SparseFeature, chunk: Chunk
+) -> None:
     values = weights.to_numpy(zero_copy_only=False)  # nulls become NaN
     good = is_weight(values, feature.pooling, GREATEST)
     if ids.null_count:  # a null id is dropped with its weight
@@ -315,7 +328,6 @@ def _check(ids: pa.Array, weights: pa.Array, offsets: np.ndarray, feature: Spars
         place = int(good.argmin())
         value = "null" if weights[place].as_py() is None else values[place]
         chunk.refuse(
-            f"column '{feature.weights}': {value} is not a weight; weights of ids are "
-            f"{allowed_weights(feature.pooling)}",
+            f"column '{column}': {value} is not a weight; weights of ids are {allowed_weights(feature.pooling)}",
             int(np.searchsorted(offsets, place, side="right")) - 1,
         )

@@ -109,7 +109,7 @@ def _check_sequences(model: ModelConfig, data: DataConfig) -> None:
             )
         if (weights := data.sparse[name].weights) and name not in model.actions:
             raise InputError(
-                f"data.sparse.{name}.weights is '{weights}', but its pooling is 'none' and model.actions "
+                f"data.sparse.{name}.weights is {weights!r}, but its pooling is 'none' and model.actions "
                 f"lacks '{name}'; name it there, set pooling to 'sum' or 'mean', or leave weights out"
             )
 

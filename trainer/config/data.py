@@ -296,7 +296,9 @@ class DataConfig(Section):
             for name, feature in features.items()
             for column in columns_of(name, feature)
         }
-        others |= {one.weights: f"data.sparse.{name}.weights" for name, one in self.sparse.items() if one.weights}
+        others |= {
+            column: f"data.sparse.{name}.weights" for name, one in self.sparse.items() for column in one.weight_columns
+        }
         if self.weight:
             others[self.weight] = f"data.weight = '{self.weight}'"
         for label in self.labels:

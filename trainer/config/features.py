@@ -55,13 +55,16 @@ def columns_of(name: str, feature: DenseFeature | SparseFeature) -> list[str]:
 
 def columns_beside(feature: DenseFeature | SparseFeature) -> dict[str, str]:
     """Returns the columns that a rule of a feature reads beside its own, by the rule's key."""
-    keys = ("weights", "times", "before", "without", "without_in", "lookup", "lookup_in", "overlap")
-    return {key: column for key in keys if (column := getattr(feature, key, None))}
+    keys = ("times", "before", "without", "without_in", "lookup", "lookup_in", "overlap")
+    weights = feature.weight_columns if isinstance(feature, SparseFeature) else []
+    of_weights = {f"weights.{place}" if len(weights) > 1 else "weights": one for place, one in enumerate(weights)}
+    return of_weights | {key: column for key in keys if (column := getattr(feature, key, None))}
 
 
 def ids_beside(feature: DenseFeature | SparseFeature) -> dict[str, str]:
     """Returns those of the columns beside that hold ids, by the rule's key."""
-    return {key: one for key, one in columns_beside(feature).items() if key not in ("weights", "times", "before")}
+    beside = columns_beside(feature).items()
+    return {key: one for key, one in beside if key.partition(".")[0] not in ("weights", "times", "before")}
 
 
 def takes(feature: DenseFeature | SparseFeature) -> Literal["numbers", "times", "ids"]:

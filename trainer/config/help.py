@@ -207,7 +207,7 @@ def _key(name: str, value: dict[str, Any], required: bool) -> Key:
 
 def _type(value: dict[str, Any]) -> str:
     if "anyOf" in value:
-        return _type(next(option for option in value["anyOf"] if option["type"] != "null"))
+        return " or ".join(_type(option) for option in value["anyOf"] if option["type"] != "null")
     if "enum" in value:
         return ", ".join(f"`{_quoted(option)}`" for option in value["enum"])
     if value["type"] == "array" and "enum" in value["items"]:

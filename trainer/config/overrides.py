@@ -250,7 +250,9 @@ def _convert(words: list[str], kind: Any) -> Any:
     if get_origin(kind) is Annotated:
         return _convert(words, get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return None if words == ["None"] else _convert(words, get_args(kind)[0])
+        kinds = get_args(kind)
+        several = [one for one in kinds if len(words) > 1 and _is_many(one)]
+        return None if words == ["None"] else _convert(words, [*several, *kinds][0])
     if get_origin(kind) in (list, tuple):
         return get_origin(kind)(_convert([word], get_args(kind)[0]) for word in words)
     if kind is bool:  # pydantic takes yes, on and 1 for true as well

@@ -135,7 +135,7 @@ def check_columns(file: str, schema: pa.Schema, config: DataConfig) -> None:
     for name, columns in _columns_of_ids(config).items():
         for column in columns:
             _check_ids(file, name, column, _type_of(schema, column, config.sparse[name]), config.sparse[name])
-        if weights := config.sparse[name].weights:
+        for weights in config.sparse[name].weight_columns:
             check_weight_type(file, weights, schema.field(weights).type, columns[0], schema.field(columns[0]).type)
 
 

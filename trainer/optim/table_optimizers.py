@@ -75,12 +75,12 @@ def check_table_optimizers(config: Config, device_type: str) -> None:
         _check_zero_weights(table, config.optimizer.of_table(table).name, weights)
 
 
-def _check_zero_weights(table: str, optimizer: str, weights: Mapping[str, str | None]) -> None:
+def _check_zero_weights(table: str, optimizer: str, weights: Mapping[str, str | list[str] | None]) -> None:
     key = next((key for key, column in weights.items() if column), None)
     if key and TABLE_OPTIMIZERS[optimizer].divides_by_update:
         what = "samples" if key == "data.weight" else "ids"
         raise InputError(
-            f"{key} is '{weights[key]}', but '{optimizer}', the optimizer of table '{table}', turns rows of {what} of "
+            f"{key} is {weights[key]!r}, but '{optimizer}', the optimizer of table '{table}', turns rows of {what} of "
             f"weight 0 into NaN on a GPU; leave such {what} out of the data and {key} unset, or use another optimizer"
         )
 

@@ -176,22 +176,29 @@ def check_without(file: str, schema: pa.Schema, column: str, key: str, feature: 
 class WeightKeys(SparseKeys):
     """The key of weights, which multiply the embeddings of a list's ids."""
 
-    weights: str | None = None
-    """Column with a weight for each id: a number beside a single id, a list of them beside a list. A sum is weighted,
-    a mean divided by the sum of the weights; of pooling none, only model.actions may have them. Unset: every id
-    weighs 1."""
+    weights: str | list[str] | None = None
+    """Column with a weight for each id: a number beside a single id, a list of them beside a list. Of several columns,
+    the weight is the product. A sum is weighted, a mean divided by the sum of the weights; of pooling none, only
+    model.actions may have them. Unset: every id weighs 1."""
+
+    @property
+    def weight_columns(self) -> list[str]:
+        """The columns whose product is the weight of an id."""
+        return [self.weights] if isinstance(self.weights, str) else self.weights or []
 
     def check_weights(self, key: str, made: str | None) -> None:
         """Refuses weights without embeddings, and weights of made ids; `made` is the key that makes ids."""
         if self.weights is None:
             return
+        if len({*self.weight_columns}) != len(self.weight_columns) or not self.weight_columns:
+            raise InputError(f"{key}.weights is {self.weights}; name at least one column, each once, or leave it out")
         if self.pooling == "raw":
             raise InputError(
-                f"{key}.weights is '{self.weights}', but {key}.pooling is 'raw', without embeddings; leave weights out"
+                f"{key}.weights is {self.weights!r}, but {key}.pooling is 'raw', without embeddings; leave weights out"
             )
         if made:
             raise InputError(
-                f"{key}.weights is '{self.weights}', but {key}.{made} makes ids, which have no weights; leave one out"
+                f"{key}.weights is {self.weights!r}, but {key}.{made} makes ids, which have no weights; leave one out"
             )
 
 

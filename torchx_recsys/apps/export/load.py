@@ -260,7 +260,8 @@ class Model:
         self._check(columns)
         found: dict[str, Tensor] = {}
         for column in self.signature["columns"]:  # one column may serve several features
-            found |= self._read(column, columns)
+            given = self._read(column, columns)
+            found |= self._read.times(column, found, given) if column.get("is_factor") else given
         return {entry["name"]: found[entry["name"]] for entry in self.signature["inputs"]}
 
     def _of_both_sides(self, columns: dict[str, Any]) -> dict[str, Any]:
@@ -643,6 +644,15 @@ class _Reader:
 
     def _of_weights(self, column: dict[str, Any], weights: list[float]) -> dict[str, Tensor]:
         return {f"{column['input']}.weights": self._library.asarray(weights, dtype=self._library.float32)}
+
+    def times(self, column: dict[str, Any], found: dict[str, Tensor], factors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the weights of ids that earlier columns gave, times those of a column."""
+        ((name, factor),) = factors.items()
+        with self._quiet():
+            product = found[name] * factor
+        if not self._library.isfinite(product).all():
+            raise ColumnError(f"column '{column['name']}': its products with other weights of ids are not finite")
+        return {name: product}
 
     def _list(self, column: dict[str, Any], row: int, one: Any, noun: str) -> list[Any]:
         """Returns the values of a row; none for None."""

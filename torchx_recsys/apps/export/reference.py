@@ -73,13 +73,13 @@ def raw_columns(chunk: Chunk, data: DataConfig) -> dict[str, list[Any]]:
         for column in ids_beside(feature).values():
             uses.setdefault(column, set()).add("ids")
     for feature in data.sparse.values():
-        if feature.weights:
-            uses.setdefault(feature.weights, set()).add("numbers")
+        for column in feature.weight_columns:
+            uses.setdefault(column, set()).add("numbers")
     timed = {
         column: one
         for name, one in data.sparse.items()
-        for column in (one.column or name, one.weights)
-        if one.times and column
+        for column in (one.column or name, *one.weight_columns)
+        if one.times
     }
     return {column: raw_column(column, chunk, found, timed.get(column)) for column, found in uses.items()}
 

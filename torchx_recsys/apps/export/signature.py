@@ -219,7 +219,10 @@ def _of_sparse(name: str, feature: SparseFeature, types: dict[str, pa.DataType],
         return [*ids, *beside]
     rules = {"ids": columns[0], "pooling": feature.pooling, **cut}
     kind = "weights" if is_list else "weight"
-    return [*ids, {"name": feature.weights, "input": name, "kind": kind, "type": "float32", **rules}]
+    weights = [
+        {"name": column, "input": name, "kind": kind, "type": "float32", **rules} for column in feature.weight_columns
+    ]
+    return [*ids, weights[0], *(factor | {"is_factor": True} for factor in weights[1:])]
 
 
 def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def _time(name: str, column: str, dtype: pa.DataType) -> dict[str, Any]:
 def inputs_of(column: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the entries of the inputs that a column of a signature becomes."""
     name = column["input"]
-    if column["kind"] == "beside":
+    if column["kind"] == "beside" or column.get("is_factor"):  # a factor multiplies the input of the weights before it
         return []
     if column["kind"] == "number":
         return [{"name": name, "dtype": column["type"], "shape": ["B"]}]

@@ -42,8 +42,8 @@ def units_of(config: Config) -> list[Unit]:
 
 def _own_columns(name: str, feature: SparseFeature) -> set[str]:
     # Not `before`: it is the time of the row, to which the lists of another row are moved after they were cut.
-    beside = (feature.weights, feature.times, feature.lookup, feature.lookup_in)
-    return {*columns_of(name, feature), *(one for one in beside if one)}
+    beside = (feature.times, feature.lookup, feature.lookup_in)
+    return {*columns_of(name, feature), *feature.weight_columns, *(one for one in beside if one)}
 
 
 def _merged(sets: Iterable[set[str]]) -> list[set[str]]:

@@ -1,4 +1,4 @@
-"""Clipped gradients are those of one process in float64, on any number of ranks, under any plan."""
+"""Clipped and penalized gradients are those of one process in float64, on any number of ranks, under any plan."""
 
 import json
 
@@ -23,8 +23,11 @@ LIMITS = {
     "value": {"optimizer__dense__max_value": 0.005},
     "tables": {"optimizer__sparse__max_gradient": 2e-4},
     "tables, replicated": {"optimizer__sparse__max_gradient": 2e-4, "planner__mode": "data_parallel"},
+    "l2": {"optimizer__sparse__embedding_l2": 0.1},
+    "l2, replicated": {"optimizer__sparse__embedding_l2": 0.1, "planner__mode": "data_parallel"},
     "all, scaled, in parts": {
         "optimizer__dense__max_norm": 0.05,
+        "optimizer__sparse__embedding_l2": 0.1,
         "optimizer__sparse__max_gradient": 2e-4,
         "train__loss_scale": {"initial": 1024.0},
         "train__micro_batches": 4,
@@ -84,14 +87,17 @@ def reference(tree):
         {"params": list(tables.parameters()), "lr": settings.optimizer.sparse.learning_rate},
         {"params": dense, "lr": limits.learning_rate},
     ]
-    optimizer, norms = torch.optim.SGD(groups), []
+    optimizer, norms, pooled = torch.optim.SGD(groups), [], []
+    tables.register_forward_hook(lambda _, __, found: pooled.append(found.values()))
     files = find_files("data.train", settings.data.train, settings.data)
     loader = Loader(files, settings.data, Lanes(files.rows, 8, 64), 0, 1, settings.train.seed, True)
     for batch in loader.batches(0, STEPS):
         logits = model(batch.dense.double(), batch.sparse)
         each = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.double(), reduction="none")[:, 0]
         optimizer.zero_grad()
-        ((each * batch.weights).sum() / batch.weights.sum()).backward()
+        squares = pooled.pop()[batch.weights > 0].square().sum()
+        penalty = settings.optimizer.sparse.embedding_l2 / 2 * squares / settings.data.global_batch_size
+        ((each * batch.weights).sum() / batch.weights.sum() + penalty).backward()
         norms.append(sum(weight.grad.abs().pow(limits.norm_type).sum() for weight in dense) ** (1 / limits.norm_type))
         if limits.max_norm:
             for weight in dense:

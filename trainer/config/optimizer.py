@@ -132,7 +132,7 @@ TABLE_OPTIONS: dict[str, tuple[str, ...]] = {
     "partial_rowwise_lamb": MOMENTS,
 }
 """Keys that each table optimizer takes besides the common ones."""
-COMMON = ("name", "learning_rate", "schedule", "max_gradient", "stochastic_rounding")
+COMMON = ("name", "learning_rate", "schedule", "max_gradient", "embedding_l2", "stochastic_rounding")
 
 
 class SparseOptimizerConfig(Section):
@@ -150,6 +150,9 @@ class SparseOptimizerConfig(Section):
     """Decay of the second moment, for Adam and LAMB."""
     max_gradient: pydantic.PositiveFloat | None = None
     """Clamp each value of the gradient of a pooled embedding to this size. Unset: no limit."""
+    embedding_l2: pydantic.NonNegativeFloat = 0.0
+    """L2 penalty of the embeddings that a step looks up: half of this times the sum of their squares, divided by
+    data.global_batch_size, is added to the loss, though not to the reported one. For every optimizer and plan."""
     momentum: Beta = 0.9
     """Momentum of lars_sgd."""
     eta: pydantic.PositiveFloat = 0.001

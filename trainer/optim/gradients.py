@@ -1,4 +1,4 @@
-"""Gradients before an update: averaged over ranks on CPUs, and clipped."""
+"""Gradients before an update: averaged over ranks on CPUs, with the gradient of an L2 penalty, and clipped."""
 
 from collections.abc import Iterable, Sequence
 
@@ -72,6 +72,20 @@ def clip(parameters: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> Te
     assert config.max_value is not None
     nn.utils.clip_grad_value_(trained, config.max_value)
     return norm
+
+
+def penalize(embeddings: Iterable[Tensor], l2: float, global_batch_size: int, world_size: int) -> None:
+    """Adds the gradient of an L2 penalty, `l2 / (2 global_batch_size) * sum of squares`, to those of embeddings.
+
+    Args:
+        embeddings: This rank's embeddings as inputs of the dense part; those without a gradient are left out.
+        l2: The penalty's factor; 0 adds nothing.
+        global_batch_size: Samples of a step.
+        world_size: Number of ranks, over which the mean is still to be taken.
+    """
+    for embedding in embeddings if l2 else ():
+        if embedding.grad is not None:
+            embedding.grad.add_(embedding.detach(), alpha=l2 * world_size / global_batch_size)
 
 
 def clamp(gradients: Iterable[Tensor], max_gradient: float | None, world_size: int) -> None:

@@ -1,7 +1,8 @@
 """The cut: backward stops at the embeddings and continues into the tables only once the step is accepted.
 
 FBGEMM updates a table inside backward, with whatever gradient arrives there. Everything that inspects or changes
-gradients before the update therefore needs the cut: microbatches, the loss scale, skipped steps, clamped gradients.
+gradients before the update therefore needs the cut: microbatches, the loss scale, skipped steps, clamped gradients, an
+L2 penalty of embeddings.
 
 `Cut` is what the step uses. `CutTables` and `CutSequences` take the place of TorchRec's sharded tables: during training
 they return detached leaves, and `CutEmbeddings` keeps both sides of the cut until the step ends.
@@ -32,6 +33,7 @@ def needs_cut(config: Config) -> bool:
         or train.scales_loss
         or train.nonfinite != "ignore"
         or config.optimizer.sparse.max_gradient is not None
+        or config.optimizer.sparse.embedding_l2 > 0
         or WEIGHTINGS[config.model.task_weighting].needs_gradients
     )
 

@@ -21,7 +21,7 @@ from trainer.config.root import Config
 from trainer.core.distributed import DistributedContext
 from trainer.models.base import BatchOutputs
 from trainer.models.step_samples import samples_of
-from trainer.optim.gradients import GradientAverage, clamp, clip
+from trainer.optim.gradients import GradientAverage, clamp, clip, penalize
 from trainer.optim.table_kernels import replicated_weights
 from trainer.run.step_clock import StepClock, named_range
 from trainer.training.loss_scale import LossScale, StepState
@@ -97,6 +97,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
         self._cut, self._averages, self._id_map = model.cut, model.averages, model.id_map
         self._micro_batches, self._optim = config.train.micro_batches, config.optimizer
         self._world_size, self._step_state = context.world_size, state
+        self._global_batch_size = config.data.global_batch_size
         self._seed, self._rank, self._samples = config.train.seed, context.rank, samples_of(model.model)
         self._loss_scale = LossScale(config.train, state)
         self._finite = FiniteCheck(model, config.train, context, self._loss_scale, state, locate)
@@ -199,6 +200,7 @@ class TrainingStep(TrainPipelineSparseDist[Batch, Any]):
 
     def _update(self) -> None:
         self._gradient_norm = clip(self._optimizers.dense_parameters, self._optim.dense)
+        penalize(self._cut.leaves, self._optim.sparse.embedding_l2, self._global_batch_size, self._world_size)
         clamp(self._cut.gradients, self._optim.sparse.max_gradient, self._world_size)
         with named_range("update: tables"):
             self._cut.backward()

@@ -238,6 +238,15 @@ def test_vectors_that_do_not_fit_are_refused_in_one_line(given, tmp_path, capsys
     assert not (tmp_path / "out/config.toml").exists()
 
 
+def test_a_vector_that_fp16_cannot_hold_is_refused(given, tmp_path, capsys):
+    np.save(tmp_path / "large.npy", np.full((101, COLUMNS), 1e5))
+    table = {"vectors": str(tmp_path / "large.npy"), "precision": "fp16"}
+    tree = config(given[0] / "data", model__tables={"s1": table}, train__steps=1)
+    file = write_config(tmp_path / "config.toml", tree)
+    assert trainer(["train", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "the vector of row 0 of the table is not finite in fp16; correct it" in capsys.readouterr().err
+
+
 @pytest.mark.more("rank 0 reports all errors of reading")
 def test_rank_0_reports_wrong_vectors_for_all_ranks(given, tmp_path):
     tree = config(given[0] / "data", model__tables={"s1": {"vectors": str(tmp_path / "nowhere.npy")}})

@@ -1,6 +1,7 @@
 """Clipped and penalized gradients are those of one process in float64, on any number of ranks, under any plan."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -115,16 +116,25 @@ def unlimited(tree):
     return tree
 
 
+@pytest.fixture(scope="module")
+def expected(data):
+    """A function that returns the weights and norms of a limit, and the weights without it; computed once."""
+    return cache(
+        lambda limit: (
+            *reference(settings(data, LIMITS[limit])),
+            reference(unlimited(settings(data, LIMITS[limit])))[0],
+        )
+    )
+
+
 @pytest.mark.parametrize("limit", LIMITS)
-def test_weights_and_norms_are_those_of_one_process(runs, matrix, data, limit):
-    expected, norms = reference(settings(data, LIMITS[limit]))
-    without, _ = reference(unlimited(settings(data, LIMITS[limit])))
-    for ranks in matrix:
-        out = runs / f"{limit}-{ranks}"
-        found = {name.removeprefix("model.model."): value for name, value in saved_tensors(out, STEPS).items()}
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-5, err_msg=f"{name} on {ranks}")
-        assert any((without[name] - value).abs().max() > 1e-2 for name, value in expected.items())
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        reported = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
-        np.testing.assert_allclose(reported, norms if "optimizer__dense" in str(LIMITS[limit]) else [], rtol=1e-4)
+def test_weights_and_norms_are_those_of_one_process(runs, expected, limit, ranks):
+    weights, norms, without = expected(limit)
+    out = runs / f"{limit}-{ranks}"
+    found = {name.removeprefix("model.model."): value for name, value in saved_tensors(out, STEPS).items()}
+    for name, value in weights.items():
+        np.testing.assert_allclose(found[name].double(), value, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert any((without[name] - value).abs().max() > 1e-2 for name, value in weights.items())
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    reported = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
+    np.testing.assert_allclose(reported, norms if "optimizer__dense" in str(LIMITS[limit]) else [], rtol=1e-4)

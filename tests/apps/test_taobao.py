@@ -189,7 +189,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     random_files(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/summary.json").write_text("precious")
-    with pytest.raises(InputError, match="holds files but no settings.json"):
+    with pytest.raises(InputError, match=r"holds files but no settings\.json"):
         taobao(str(tmp_path), str(tmp_path / "out"))
     assert [(file.name, file.read_text()) for file in (tmp_path / "out").iterdir()] == [("summary.json", "precious")]
 

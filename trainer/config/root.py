@@ -214,15 +214,11 @@ def _check_final(config: Config) -> None:
 
 
 OF_TABLES = (
-    *("model.table_precision", "model.table_init", "model.embedding_dim", "model.first_order_columns"),
+    *("model.table_precision", "model.table_init", "model.init", "model.tables"),
+    *("model.embedding_dim", "model.first_order_columns"),
     *("optimizer.sparse", "optimizer.ema.tables", "comms", "checkpoint.full_every"),
-    *(
-        "planner.sharding_types",
-        "planner.compute_kernels",
-        "planner.statistics",
-        "planner.min_columns",
-        "planner.slower_for_memory",
-    ),
+    *("planner.sharding_types", "planner.compute_kernels", "planner.statistics"),
+    *("planner.min_columns", "planner.slower_for_memory"),
 )
 """Keys, and sections, that only tables use."""
 MAKE_VECTORS = ("deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "wukong")

@@ -22,8 +22,8 @@ from trainer.config.root import Config
 from trainer.data.dataset import find_files
 from trainer.data.epoch_order import Lanes
 from trainer.models.builder import build_model
-from trainer.models.embeddings import initial_rows
 from trainer.models.pooled_sequences import PooledSequences
+from trainer.models.table_init import initial_rows
 from trainer.plan.make_plan import problem_of
 from trainer.training.sharded_model import build_unsharded_model
 

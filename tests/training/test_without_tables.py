@@ -16,7 +16,8 @@ from trainer.__main__ import main as trainer
 
 STEPS = 12  # three epochs, each of whose last batch is short
 RATE = 0.5
-MODELS = ("deepfm", "mmoe", "ple", "dbmtl")
+OVER_LAYERS = ("deepfm", "dbmtl", "xdeepfm", "autoint", "masknet", "finalmlp", "wukong")
+MODELS = (*OVER_LAYERS, "mmoe", "ple")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def runs(data, tmp_path_factory):
             job("skipping", train__nonfinite="skip"),
             job("data-parallel", planner__mode="data_parallel"),
             job("summed", checkpoint__every_steps=5, report__interval_steps=STEPS),
-            *(job(model, model__name=model, model__over_layers=[8]) for model in ("deepfm", "dbmtl")),
+            *(job(model, model__name=model, model__over_layers=[8]) for model in OVER_LAYERS),
             *(job(model, model={"name": model, "experts": {"layers": [4]}}) for model in ("mmoe", "ple")),
         ]
 

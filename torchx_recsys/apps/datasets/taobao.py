@@ -199,7 +199,7 @@ def _join(database: Database, history: int, buy_hours: int) -> None:
 
 
 def _ranges(database: Database) -> Iterator[tuple[int, int]]:
-    """Yields ranges of users, first and last, that have at most so many events, or a single user."""
+    """Yields ranges of users, first and last, that have at most EVENTS_AT_ONCE events, or a single user."""
     users = database.rows(
         "SELECT user, count(log.user) FROM (SELECT DISTINCT user FROM raw_sample) LEFT JOIN log USING (user) "
         "GROUP BY user ORDER BY user"

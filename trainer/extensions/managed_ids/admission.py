@@ -42,9 +42,9 @@ class Waiting:
         """
         has_row = table.rows_of(ids) != SHARED
         total = np.where(has_row, counts, counts + self.counted.counts_of(ids, step, seen))
-        asks = has_row | (total >= self._after)
-        given = table.update(ids[asks], total[asks], step, seen, unused_since)
-        # If all rows of a block are in use by this batch, an id may ask in vain: it keeps its count and asks again.
+        qualifies = has_row | (total >= self._after)
+        given = table.update(ids[qualifies], total[qualifies], step, seen, unused_since)
+        # If all rows of a block are in use by this batch, an id gets none, keeps its count, and tries again later.
         waits = table.rows_of(ids) == SHARED
         left = self.counted.release(ids[~waits & ~has_row])
         kept = self.counted.update(ids[waits], counts[waits], step, seen, unused_since)

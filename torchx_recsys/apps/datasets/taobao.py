@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from tqdm import tqdm
@@ -131,7 +132,8 @@ def _read(database: Database, fs: Storage, paths: dict[str, str]) -> None:
         for name, path in paths.items():
             rows = 0
             for batch in _batches(fs, path, name, bar):
-                table = pa.table([*batch.columns, pa.array(range(rows, rows + len(batch)))], [*FILES[name], "place"])
+                places = np.arange(rows, rows + len(batch))
+                table = pa.table([*batch.columns, places], [*FILES[name], "place"])
                 verb = f"INSERT INTO {name}" if rows else f"CREATE TABLE {name} AS"
                 database.run(f"{verb} SELECT * FROM batch", batch=table)
                 rows += len(batch)
@@ -192,9 +194,7 @@ def _join(database: Database, history: int, buy_hours: int) -> None:
     verb = "CREATE TABLE rows AS"
     with progress_bar(database.value("SELECT count(*) FROM raw_sample"), "rows") as bar:
         for first, last in _ranges(database):
-            users = f"BETWEEN {first} AND {last}"
-            database.run(f"{verb} {_joined(users, history)}")
-            bar.update(database.value(f"SELECT count(*) FROM raw_sample WHERE user {users}"))
+            bar.update(database.value(f"{verb} {_joined(f'BETWEEN {first} AND {last}', history)}"))
             verb = "INSERT INTO rows"
 
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 from endpoint import Served
-from exported import ONNX_ALONE, ask, parity_of, step_directory
+from exported import ONNX_ALONE, ask, export, parity_of
 from jobs import launch_rounds, losses
 from looked_up import DENSE, SPARSE, columns, looked_up_config, write_looked_up
 
@@ -28,15 +28,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def export(folder, to, *flags):
-    words = ["export", f"{folder}/on-1/config.toml", "--out", f"{folder}/on-1", "--to", str(to), *flags]
-    assert trainer(words) == 0
-    return step_directory(to)
-
-
 @pytest.fixture(scope="module")
 def exported(folder):
-    return export(folder, folder / "exported")
+    return export(folder, "on-1", folder / "exported")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +96,7 @@ def test_other_forms_answer_alike(folder, sent, predicted, tmp_path, flags):
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
         without = {"without": ONNX_ALONE}
-    (found,) = ask((export(folder, tmp_path, *flags), sent), **without)
+    (found,) = ask((export(folder, "on-1", tmp_path, *flags), sent), **without)
     np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exported import ONNX_ALONE, TORCH_ALONE, ask, parity_of, step_directory
+from exported import ONNX_ALONE, TORCH_ALONE, ask, export, parity_of
 from jobs import launch
 from transformed import transformed_config, write_transformed
 
@@ -34,15 +34,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def export(folder, to, *flags):
-    words = ["export", f"{folder}/all/config.toml", "--out", f"{folder}/all", "--to", str(to), *flags]
-    assert trainer(words) == 0
-    return step_directory(to)
-
-
 @pytest.fixture(scope="module")
 def exported(folder):
-    return export(folder, folder / "exported")
+    return export(folder, "all", folder / "exported")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +86,7 @@ def test_other_forms_answer_alike(folder, exported, columns, predicted, tmp_path
     if without is ONNX_ALONE:
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-    (found,) = ask((export(folder, tmp_path, *flags), columns), without=without)
+    (found,) = ask((export(folder, "all", tmp_path, *flags), columns), without=without)
     np.testing.assert_allclose(found["label_probability"], predicted, rtol=0, atol=atol)
     if "--shard-bytes" in flags:
         (whole,) = ask((exported, columns))

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from endpoint import Served
-from exported import ONNX_ALONE, ask, parity_of, step_directory
+from exported import ONNX_ALONE, ask, export, parity_of
 from jobs import config, launch
 
 from torchx_recsys.apps.export.load import ColumnError, load
@@ -94,14 +94,9 @@ def folder(columns, tmp_path_factory):
     return folder
 
 
-def export(folder, to, *flags):
-    assert trainer(["export", f"{folder}/run/config.toml", "--out", f"{folder}/run", "--to", str(to), *flags]) == 0
-    return step_directory(to)
-
-
 @pytest.fixture(scope="module")
 def exported(folder):
-    return export(folder, folder / "exported")
+    return export(folder, "run", folder / "exported")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +141,7 @@ def without_ids(columns):
 
 @pytest.mark.sample(0)
 def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
-    shards = export(folder, tmp_path, "--shard-bytes", "1000")
+    shards = export(folder, "run", tmp_path, "--shard-bytes", "1000")
     found, empty, whole, whole_empty = ask(
         (shards, columns), (shards, without_ids), (exported, columns), (exported, without_ids)
     )
@@ -158,14 +153,14 @@ def test_tables_in_shards(folder, exported, columns, without_ids, tmp_path):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "atol"), [("int8", 5e-4), ("int4", 5e-3)])
 def test_quantized_tables(dtype, atol, folder, columns, predicted, tmp_path):
-    (found,) = ask((export(folder, tmp_path, "--quantize", dtype), columns))
+    (found,) = ask((export(folder, "run", tmp_path, "--quantize", dtype), columns))
     same(found, predicted, atol)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 @pytest.mark.sample(0)  # compiles for half a minute
 def test_machine_code(folder, columns, predicted, tmp_path):
-    (found,) = ask((export(folder, tmp_path, "--compile", "True"), columns), compiled=True)
+    (found,) = ask((export(folder, "run", tmp_path, "--compile", "True"), columns), compiled=True)
     same(found, predicted, 1e-6)
 
 
@@ -193,7 +188,7 @@ def test_the_endpoint(served, columns, predicted):
 def test_onnx(folder, model, columns, without_ids, predicted, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    directory = export(folder, tmp_path, "--format", "onnx")
+    directory = export(folder, "run", tmp_path, "--format", "onnx")
     found, empty = ask((directory, columns), (directory, without_ids), without=ONNX_ALONE)
     same(found, predicted, 1e-6)
     same(empty, model(without_ids)["label_probability"].numpy(), 1e-6)

@@ -104,6 +104,7 @@ PLACES = ("train/a.parquet", "train/part/b.parquet", "train/none.parquet", "item
 @pytest.mark.parametrize("precision", ["single", "half"])
 def test_files_keep_their_rows_columns_and_row_groups(tmp_path, capfd, precision):
     data, out = write(tmp_path / "data"), tmp_path / "out"
+    (data / "train/_draft.parquet").write_text("no Parquet")
     words = ("--column", "title", "--out", out, "--width", 37, "--precision", precision)
     embed("--source", data / "train", data / "items.parquet", *words)
     dtype = {"single": pa.float32(), "half": pa.float16()}[precision]
@@ -119,6 +120,7 @@ def test_files_keep_their_rows_columns_and_row_groups(tmp_path, capfd, precision
             else:
                 np.testing.assert_allclose(vector, by_hand(title, 37), atol=1e-3 if precision == "half" else 1e-6)
     said = capfd.readouterr().out
+    assert f"--source: left out 1 path, hidden or temporary: {data}/train/_draft.parquet\n" in said
     assert "23 rows in 4 files" in said
     assert "with vectors of 8 values that the encoder got" in said
     assert "title_vector = { width = 37 }" in said

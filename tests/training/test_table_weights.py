@@ -76,6 +76,7 @@ def given(tmp_path_factory):
     for part in (0, 1):
         chosen = slice(30 * part, 30 * part + 30)
         write_vectors(folder / f"vectors/by_id/{part}.parquet", id=ids[chosen], vector=found["s0"][1][chosen])
+    (folder / "vectors/by_id/_draft.parquet").write_text("no Parquet")
     np.save(folder / "vectors/s1.npy", found["s1"][1].astype(np.float64))
     found["s2"] = (random.permutation(102)[:40], drawn(40))
     write_vectors(folder / "vectors/by_row.parquet", row=found["s2"][0], vector=found["s2"][1])
@@ -137,6 +138,7 @@ def test_rows_begin_with_their_vectors_and_others_by_init(given, runs, ranks):
 def test_the_rows_of_each_table_are_reported(given, runs):
     _, output = runs
     assert output.count("table 's0': 60 rows begin with vectors of ") == 6
+    assert output.count("model.tables.s0.vectors: left out 1 path, hidden or temporary: ") == 6
     assert "table 's3': " in output
     assert output.count("; 2 ids have no row of their own and are left out") == 6
     assert "table 's5'" not in output

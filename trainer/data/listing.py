@@ -54,6 +54,11 @@ class LeftOutPaths:
             others = f", and {number - 1:,} more" if number > 1 else ""
             yield f"left out {plural(number, 'path')}, {reason}: {without_secrets(path)}{others}"
 
+    def report(self, key: str) -> None:
+        """Prints a line for each reason, after the key or flag that named the files."""
+        for reason in self.reasons():
+            print(f"{key}: {reason}", flush=True)
+
 
 class HiddenNames:
     """Recognizes hidden names, with a dot or an underscore in front; Spark, Dask and pyarrow.dataset leave them out.
@@ -204,8 +209,7 @@ def list_patterns(
     with ThreadPoolExecutor(LIST_THREADS) as pool:
         tables = pool.map(lambda pattern: list_files(key, pattern, reader, left_out), patterns)
         found = _sorted(pa.concat_tables(tables))
-    for reason in left_out.reasons():
-        print(f"{key}: {reason}", flush=True)
+    left_out.report(key)
     urls = found["url"].to_pylist()
     chosen = choose(urls)
     return found if len(chosen) == len(urls) else found.filter(pc.is_in(found["url"], pa.array(chosen)))  # pyrefly: ignore

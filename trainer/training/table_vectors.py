@@ -18,7 +18,7 @@ from trainer.core.distributed import DistributedContext, broadcast_from_rank0, p
 from trainer.core.errors import InputError
 from trainer.core.secrets import place
 from trainer.core.storage import named, open_storage
-from trainer.data.listing import list_files
+from trainer.data.listing import LeftOutPaths, list_files
 from trainer.data.readers.base import Reader
 from trainer.data.readers.parquet import ParquetReader
 from trainer.models.embeddings import table_of_weight
@@ -143,8 +143,10 @@ def _of_array(key: str, url: str, rows: int, columns: int) -> Iterator[Vectors]:
 
 def _of_parquet(key: str, url: str, name: str, data: DataConfig) -> Iterator[Vectors]:
     """Yields the vectors of a Parquet file, or of those below a directory, by row group."""
-    reader, feature = ParquetReader(), data.sparse[name]
-    for file in list_files(key, url, cast(Reader, reader))["url"].to_pylist():
+    reader, feature, left_out = ParquetReader(), data.sparse[name], LeftOutPaths()
+    files = list_files(key, url, cast(Reader, reader), left_out)["url"].to_pylist()
+    left_out.report(key)
+    for file in files:
         where = f"{key}: {place(file)}"
         try:
             contents = reader.inspect(file)

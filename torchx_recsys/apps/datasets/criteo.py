@@ -200,8 +200,7 @@ def find_sources(patterns: tuple[str, ...]) -> list[str]:
             )
         left_out = LeftOutPaths()
         found = files_of_glob(fs, path, left_out)[0] if "*" in path or "?" in path else [path] * fs.exists(path)
-        for reason in left_out.reasons():
-            print(f"--source: {reason}", flush=True)
+        left_out.report("--source")
         if not found:
             raise InputError(
                 f"--source '{pattern}' matches no file; name Criteo's text files, such as train.txt or 'day_*.gz'"

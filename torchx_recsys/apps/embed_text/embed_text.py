@@ -65,7 +65,8 @@ def embed_text(
     files = files_of(source, out, about, is_own)
     todo = [file for file in files if overwrite or not file.is_written()]
     if there := len(files) - len(todo):
-        print(f"{there} of {plural(len(files), 'file')} are in {without_secrets(out)} already", flush=True)
+        are = "is" if len(files) == 1 else "are"
+        print(f"{there} of {plural(len(files), 'file')} {are} in {without_secrets(out)} already", flush=True)
     with progress_bar(sum(file.rows for file in todo), " rows") as bar, TemporaryDirectory() as folder:
         for file in todo:
             file.write(file.tables(column, name, make, bar.update), Path(folder, "file.parquet"))

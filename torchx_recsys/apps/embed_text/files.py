@@ -13,7 +13,7 @@ from trainer.config.data import DataConfig
 from trainer.core.errors import InputError, some_of
 from trainer.core.secrets import without_secrets
 from trainer.core.storage import below, digest, named, open_storage
-from trainer.data.listing import list_files
+from trainer.data.listing import LeftOutPaths, list_files
 from trainer.data.readers.formats import make_reader
 from trainer.rules.plain_types import STRINGS, plain_array, plain_type
 
@@ -111,9 +111,9 @@ def files_of(source: Sequence[str], out: str, about: Mapping[str, Any], takes_by
         fs.refuse_read_only()
         if fs.isfile(place):
             raise InputError(f"--out is '{without_secrets(out)}', a file; name a directory")
-    base, found = _common_directory(source), dict[str, EmbeddedFile]()
+    base, found, left_out = _common_directory(source), dict[str, EmbeddedFile](), LeftOutPaths()
     for pattern in source:
-        listed = list_files("--source", pattern, make_reader(DataConfig()))
+        listed = list_files("--source", pattern, make_reader(DataConfig()), left_out)
         for url, size, version in zip(*(listed[name].to_pylist() for name in listed.column_names[:3]), strict=True):
             here = open_storage(url)[1]
             is_below = base and here.startswith(f"{base}/")
@@ -127,6 +127,7 @@ def files_of(source: Sequence[str], out: str, about: Mapping[str, Any], takes_by
             rows = _check(url, about["column"], about["vector"], takes_bytes)
             mark = digest([about, without_secrets(url), size, version]).encode()
             found[target] = EmbeddedFile(url, target, rows, mark)
+    left_out.report("--source")
     return [*found.values()]
 
 

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from command import run_torchx, run_trainer, write_config
 from jobs import config, write_rows
-from shell import free_port, hints, typed
+from ports import free_port
+from shell import hints, typed
 from torchx.cli.main import get_sub_cmds
 
 from trainer.commands import COMMANDS

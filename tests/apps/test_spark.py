@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run_trainer, start_trainer
+from ports import free_port
 
 PYSPARK = importlib.util.find_spec("pyspark")
 pytestmark = [
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory):
     )
     environment = {"SPARK_CONF_DIR": str(folder), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "512m"}
     environment["PYSPARK_PYTHON"] = sys.executable
-    port = _free_port()
+    port = free_port()
     url = f"spark://127.0.0.1:{port}"
     master = ["Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0"]
     worker = ["Worker", "-h", "127.0.0.1", "-c", "2", "-m", "1g", "-d", str(folder), "--webui-port", "0", url]
@@ -57,7 +57,7 @@ def cluster(tmp_path_factory):
 def server(cluster, tmp_path_factory):
     """The environment of jobs, and the URL of a Spark Connect server on that cluster."""
     environment, url = cluster
-    port = _free_port()
+    port = free_port()
     words = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", url]
     words += ["--conf", f"spark.connect.grpc.binding.port={port}", "spark-internal"]
     process = _start("SparkSubmit", *words, folder=tmp_path_factory.mktemp("server"), environment=environment)
@@ -88,12 +88,6 @@ def _start(kind, *words, folder, environment):
         assert process.poll() is None, log.read_text()
         time.sleep(0.1)
     return process
-
-
-def _free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from command import run_trainer
 from object_store import object_store
+from ports import free_port
 from torch.utils.tensorboard import SummaryWriter
 
 
@@ -36,9 +36,7 @@ def test_a_prefix_of_an_object_store_without_objects_is_refused():
 @contextmanager
 def served(folder, logdir):
     """Serves a directory as TensorBoard; yields what reads its JSON, and what it has printed."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["tensorboard", "--logdir", logdir, "--port", str(port), "--", "--reload_interval", "1"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with (folder / "output").open("w") as output:

@@ -3,10 +3,10 @@
 import errno
 import os
 import re
-import socket
 import sys
 
 import pytest
+from ports import free_port
 
 from trainer.core.errors import InputError
 from trainer.core.storage import named, open_storage
@@ -47,10 +47,7 @@ def test_what_to_do(monkeypatch, url, reason, advice):
 
 
 def test_a_server_that_is_away():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"ftp://127.0.0.1:{free.getsockname()[1]}/x"
-    assert refused(url).endswith("; check the URL, the network and the credentials")
+    assert refused(f"ftp://127.0.0.1:{free_port()}/x").endswith("; check the URL, the network and the credentials")
 
 
 @pytest.mark.parametrize(

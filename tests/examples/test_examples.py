@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 import schemas
-from shell import free_port, typed
+from ports import free_port
+from shell import typed
 from torchx.runner import get_runner
 
 from torchx_recsys.apps.export.load import load

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import shutil
-import socket
 import subprocess
 import tarfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from ports import free_port
 
 OCI, DOCKER = "application/vnd.oci.image", "application/vnd.docker"
 USER, PASSWORD = "me", "my-password"
@@ -90,9 +90,7 @@ def container_registry(folder: Path, data: Path | None = None, **settings: objec
     """
     if not shutil.which("docker-registry"):
         pytest.skip("needs docker-registry: apt-get install docker-registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     storage = {"filesystem": {"rootdirectory": str(data or folder / "data")}, **settings.pop("storage", {})}
     tree = {"version": 0.1, "log": {"formatter": "json", "level": "info"}, "http": {"addr": host}, "storage": storage}
     (folder / "registry.yml").write_text(yaml.safe_dump(tree | settings))

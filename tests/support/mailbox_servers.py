@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from aiosmtpd.controller import Controller
-from shell import free_port
+from ports import free_port
 
 
 class Mailbox:

@@ -23,6 +23,7 @@ from typing import Any
 
 import fsspec
 import requests
+from ports import free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "an-access-key", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
 # The one key that Azurite knows; it stands in its documentation.
@@ -102,9 +103,7 @@ def azure_store() -> Iterator[dict[str, str]]:
 @contextmanager
 def _started(command: list[str], host_flag: str, port_flag: str) -> Iterator[str]:
     """Starts a server on a free port and yields its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     command = [*command, host_flag, "127.0.0.1", port_flag, str(port)]
     with subprocess.Popen(command, start_new_session=True, **quiet) as process:

@@ -5,7 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-from shell import free_port, hints, typed
+from ports import free_port
+from shell import hints, typed
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

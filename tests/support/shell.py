@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -46,14 +44,6 @@ def typed(command: str, folder: Path, **environment: str) -> str:
         text = printed.read_text()
     assert shell.returncode == expected, f"$ {command}\n{text}"
     return text
-
-
-def free_port() -> int:
-    """Returns a port at which nobody listens, below those that the system hands out to any connection."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 30000)
-        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
-            return port
 
 
 def _answers(address: str) -> bool:

@@ -9,7 +9,6 @@ outlives its node. Nodes declare 68 CPUs and two GPUs (twins of /dev/null) whate
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -20,6 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ports import free_port
 
 NODES = ("n1", "n2", "n3")
 USER = "games"
@@ -279,7 +280,7 @@ class Cluster:
             (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         elif version and int(version[0]) >= 23:  # Older ones do not know this value, these look for cgroups without it.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-        self._ports = _claim_ports(3 + len(self.nodes), self._stopping)
+        self._ports = sorted(free_port() for _ in range(3 + len(self.nodes)))
         owner = self.beside or self  # of accounting and keys
         values = {
             "name": self.name,
@@ -382,24 +383,6 @@ def _end(pid: int) -> None:
             os.kill(pid, 0)
             time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
-
-
-def _claim_ports(count: int, claims: contextlib.ExitStack) -> list[int]:
-    """Returns free ports, which no other cluster takes before `claims` is closed, though daemons open them late.
-
-    They are below those that the system hands out, which any connection may take. The claim is a UDP socket of the same
-    number, as all daemons use TCP. Without it, two clusters that came up together drew the same port.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().randrange(10000, 20000)
-        with contextlib.ExitStack() as claim, contextlib.suppress(OSError):  # somebody has it
-            claim.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind(("", port))
-            with socket.socket() as opened:
-                opened.bind(("", port))
-            claims.push(claim.pop_all())
-            found.append(port)
-    return sorted(found)
 
 
 def _listens(port: int) -> bool:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from command import run_torchx
+from ports import free_port
 from slurm_cluster import Cluster
 from slurm_shell import Shell, number
 
@@ -116,7 +117,7 @@ class SshHost:
     def __init__(self, folder: Path, slurm_conf: str) -> None:
         self.folder = folder
         self.home, self.laptop = folder / "there", folder / "laptop"
-        self.port, self.bare_port, self.ending_port = (_free_port() for _ in range(3))
+        self.port, self.bare_port, self.ending_port = (free_port() for _ in range(3))
         for each in (
             self.home,
             folder / "bare" / "bin",
@@ -239,12 +240,6 @@ class Laptop(Shell):
         """Returns the numbers of all jobs that were submitted on the host from here, as Slurm knows them."""
         listed = self.cluster.run("squeue", "--states=all", "--noheader", "--format=%A|%o").split()
         return [line.partition("|")[0] for line in listed if line.partition("|")[2].startswith(str(self.host.home))]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _listens(port: int) -> bool:

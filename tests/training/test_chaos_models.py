@@ -5,7 +5,6 @@ By default two models are; `--all` takes every one.
 
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ import torch
 from command import start_trainer, write_config
 from forked import ForkedProcess
 from jobs import losses, saved_tensors
+from ports import free_port
 from ready_made import NAMES, ready_made, sampled, write_ratings
 from test_chaos import evaluations, text_of
 
@@ -57,9 +57,7 @@ class Job:
         return self
 
     def _start(self) -> list[ForkedProcess]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         world = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "TORCHELASTIC_RUN_ID": "chaos", **meeting}
         words = ["train", self._file, "--out", self.out]
         return [

@@ -18,6 +18,7 @@ from trainer.config.features import (
 )
 from trainer.config.files import CsvConfig, SegmentsConfig
 from trainer.config.history import HistoryConfig
+from trainer.config.stream import StreamConfig
 from trainer.core.errors import InputError, nearest, some_of
 from trainer.core.section import MayChange, Section, fixed_values
 from trainer.rules.registry import lists_ids
@@ -157,7 +158,7 @@ class DataConfig(Section):
     """The data set and how it is read."""
 
     reader: str = "parquet"
-    """Format of the files: parquet, csv, tsv, arrow, or package.module:Reader for one of your own."""
+    """Format of the files: parquet, csv, tsv, arrow, kafka (see data.stream), or package.module:Reader for your own."""
     csv: CsvConfig = CsvConfig()
     cache: Annotated[str | None, MayChange] = None
     """Cache directory, on any fsspec URL, for the footers of data sets of many files, so that the next start does not
@@ -169,6 +170,7 @@ class DataConfig(Section):
     test: Annotated[list[str], MayChange] = []
     """The same, for the evaluation after training."""
     segments: SegmentsConfig = SegmentsConfig()
+    stream: StreamConfig = StreamConfig()
     select: SelectConfig = SelectConfig()
     dense: dict[str, DenseFeature] = {}
     """Dense features by name. A feature reads the column of its name, unless it names another column."""

@@ -59,6 +59,7 @@ READERS = {
     "csv": "trainer.data.readers.csv:CsvReader",
     "tsv": "trainer.data.readers.csv:CsvReader",
     "arrow": "trainer.data.readers.arrow:ArrowReader",
+    "kafka": "trainer.data.stream.reader:KafkaReader",
 }
 
 

@@ -1,0 +1,1 @@
+"""Segments of a topic of Kafka: their manifests, and the records of their offsets as Arrow columns."""

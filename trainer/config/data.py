@@ -216,6 +216,7 @@ class DataConfig(Section):
         self._check_catalogue()
         self._check_history()
         self.csv.check(self.reader, self.columns)
+        self._check_segments()
         if self.select.keep_negatives < 1 and self.labels[0] in self.numeric_labels:
             raise InputError(
                 f"data.select.keep_negatives is {self.select.keep_negatives}, but data.numeric_labels names "
@@ -227,6 +228,16 @@ class DataConfig(Section):
             self._check_shared_table(name, feature)
         self._check_balance()
         return self
+
+    def _check_segments(self) -> None:
+        """Refuses keys for which a segment would never be complete."""
+        given = self.segments.model_dump(exclude_defaults=True)
+        for key in ("marker", "least_files"):
+            if self.reader == "kafka" and key in given:
+                raise InputError(
+                    f"data.segments.{key} is {given[key]!r}, but data.reader is 'kafka', with a file for each segment, "
+                    "which is there once the segment is complete; leave it out"
+                )
 
     def _check_history(self) -> None:
         for name in self.history.columns:

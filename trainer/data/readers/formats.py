@@ -49,7 +49,7 @@ def format_of_bytes(url: str) -> str | None:
     if found := next((reader for magic, reader in MAGIC.items() if first.startswith(magic)), None):
         return found
     line, newline, _ = first.partition(b"\n")
-    if not newline or b"\0" in first:
+    if not newline or b"\0" in first or line.startswith(b"{"):  # such as JSON
         return None
     return "tsv" if line.count(b"\t") > line.count(b",") else "csv" if b"," in line else None
 

@@ -7,7 +7,15 @@ from datetime import datetime
 
 import pytest
 
-from trainer.core.progress import ProgressFile, TrainingProgress, clock, of_log, read_progress, saved_line
+from trainer.core.progress import (
+    ProgressFile,
+    TrainingProgress,
+    backlog_line,
+    clock,
+    of_log,
+    read_progress,
+    saved_line,
+)
 
 NOW = datetime(2026, 3, 4, 14, 5).timestamp()
 REPORTED = TrainingProgress(
@@ -97,3 +105,35 @@ def test_a_log_shows_as_much_as_the_file(prefix):
     assert found == expected
     assert of_log(lines[1:2]) is None
     assert of_log([(NOW, replace(REPORTED, loss=None).line(details))]).loss is None
+
+
+BEHIND = "2 segments and 1,240 records behind"
+
+
+def test_how_far_it_is_behind_data_that_keeps_coming_is_shown_with_the_age_of_the_newest_event(file):
+    own = ProgressFile()
+    own.behind(f"segment 07, {BEHIND}", NOW - 41)  # the first segment is known before training begins
+    own.begin(TrainingProgress(step=300, last_step=2000, saved_step=300, time=NOW), print)
+    words = f"segment 07, {BEHIND}, newest event 41 s ago"
+    assert read_progress(file).in_words(NOW) == f"step 300/2,000, {words}, saved step 300"
+    assert read_progress(file).short(NOW) == f"step 300/2,000, {words}"
+    own.behind("segment 07, 0 segments and 3 records behind", None)
+    assert read_progress(file).short().startswith("step 300/2,000, segment 07, 0 segments and 3 records behind")
+    own.begin(TrainingProgress(step=0, last_step=0, time=NOW), print)
+    assert read_progress(file).in_words(NOW) == "segment 07, 0 segments and 3 records behind", "a job without steps"
+    stalled = replace(REPORTED, backlog=f"segment 07, {BEHIND}", newest_event=NOW)
+    assert stalled.short(NOW + 1500) == (
+        f"step 400/2,000, no progress since 14:05 (25 min), segment 07, {BEHIND}, newest event 25 min ago"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank 0] "])
+def test_a_log_shows_how_far_it_is_behind(prefix):
+    first = (NOW - 10, prefix + backlog_line("07", "200 samples, steps 1 to 4", BEHIND, None))
+    second = (NOW, prefix + backlog_line("08", "200 samples; 3 late", BEHIND, time.time() - 1300))
+    report = (NOW - 5, f"{prefix}{REPORTED.line('0.50 GiB  ')}")
+    expected = TrainingProgress(step=0, last_step=0, backlog=f"segment 07, {BEHIND}", time=NOW - 10)
+    assert of_log([first]) == expected
+    found = of_log([first, report, second])
+    assert (found.step, found.backlog, found.time) == (400, f"segment 08, {BEHIND}", NOW)
+    assert found.newest_event == pytest.approx(NOW - 1300, abs=1)

@@ -553,9 +553,17 @@ def test_wrong_input_is_one_line(week, tmp_path, flags, message):
             {"checkpoint__keep": {"segments": 2}},
             "checkpoint.keep.segments is 2, but data.segments.path is not set; set both or none",
         ),
+        (
+            {"data__segments": {"path": "stream/{segment}.json", "marker": "_SUCCESS"}, "data__reader": "kafka"},
+            "data.segments.marker is '_SUCCESS', but data.reader is 'kafka', with a file for each segment, which is",
+        ),
+        (
+            {"data__segments": {"path": "stream/{segment}.json", "least_files": 2}, "data__reader": "kafka"},
+            "data.segments.least_files is 2, but data.reader is 'kafka', with a file for each segment, which is",
+        ),
     ],
 )
-def test_a_key_of_segments_without_a_path(rows, tmp_path, changes, message):
+def test_keys_of_segments_that_do_not_go_together(rows, tmp_path, changes, message):
     file = write_config(tmp_path / "config.toml", config(rows, **changes))
     done = run_trainer("train", file, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -28,7 +28,12 @@ _LINE = re.compile(
     r"\bstep (?P<step>[\d,]+)/(?P<last>[\d,]+)  loss (?P<loss>\S+)  (?P<rate>[\d,]+) samples/s.*  ETA (?P<left>[\d:]+)$"
 )
 _SAVED = re.compile(r"\bstep ([\d,]+)  saved ")
-_SIGN = re.compile(r"(?:^|\] ?|: ?)step [\d,]+(?:/| )")  # what else rank 0 prints begins so, such as evaluations
+_BEHIND = re.compile(
+    r"(?:^|\] ?|: ?)(?P<segment>segment [^\s:]+): .*; (?P<behind>[^;]+ behind)"
+    r"(?:, newest event (?P<age>[\d,]+) s ago)?$"
+)
+# What else rank 0 prints begins so, such as evaluations.
+_SIGN = re.compile(r"(?:^|\] ?|: ?)(?:step [\d,]+(?:/| )|segment \S+: )")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +42,15 @@ class TrainingProgress:
 
     Attributes:
         step: Steps done.
-        last_step: The step that training ends with.
+        last_step: The step that training ends with; 0 of a job that takes no steps.
         loss: Mean loss of the last report; None without one, or if all its steps were skipped.
         samples_per_second: Of the last report.
         end: When the job is expected to end.
         doing: What it does in place of steps, such as an evaluation; empty if it takes steps.
         saved_step: Step of the newest checkpoint; 0 without one, None if it is not known.
         saved: When that was saved; None if it is not known.
+        backlog: Where it is in data that keeps coming, such as `segment 07, 2 segments and 40 records behind`.
+        newest_event: Time of the newest event in the data that it is done with; None if it is not known.
         interval: Usual time between two signs of life.
         run_directory: Where the run is, in full; empty if it is not known.
         time: The last sign of life.
@@ -57,6 +64,8 @@ class TrainingProgress:
     doing: str = ""
     saved_step: int | None = None
     saved: float | None = None
+    backlog: str = ""
+    newest_event: float | None = None
     interval: float = 0.0
     run_directory: str = ""
     time: float
@@ -80,6 +89,7 @@ class TrainingProgress:
         parts = [
             self.short(now) if stalled else self._step(),
             f"in {self.doing}" if self.doing else "",
+            "" if stalled else self._backlog(now),
             f"{rate:,.0f} samples/s" if rate is not None and not stalled else "",
             f"loss {loss:.5f}" if loss is not None else "",
             f"ETA {duration(self._left(now))}" if self.end is not None and not stalled else "",
@@ -89,16 +99,20 @@ class TrainingProgress:
 
     def short(self, now: float | None = None) -> str:
         """Returns the step and the time left, or since when there is no progress, for `torchx list`."""
-        if self.stalled(now):
-            return f"{self._step()}, no progress since {clock(self.time, now)} ({ago(self._age(now))})"
-        return self._step() + (f", ETA {duration(self._left(now))}" if self.end is not None else "")
+        since = f"no progress since {clock(self.time, now)} ({ago(self._age(now))})" if self.stalled(now) else ""
+        left = f"ETA {duration(self._left(now))}" if self.end is not None and not since else ""
+        return ", ".join(filter(None, (self._step(), since, left, self._backlog(now))))
 
     def fields(self, now: float | None = None) -> dict[str, Any]:
         """Returns all of it as plain data, with whether the job makes no progress."""
         return asdict(self) | {"stalled": self.stalled(now)}
 
     def _step(self) -> str:
-        return f"step {self.step:,}/{self.last_step:,}"
+        return f"step {self.step:,}/{self.last_step:,}" if self.last_step else ""
+
+    def _backlog(self, now: float | None) -> str:
+        known = self.backlog and self.newest_event is not None
+        return self.backlog + (f", newest event {ago(_now(now) - (self.newest_event or 0.0))} ago" if known else "")
 
     def _saved_in_words(self, now: float | None) -> str:
         if not self.saved_step:
@@ -121,6 +135,7 @@ class ProgressFile:
 
     def __init__(self) -> None:
         self._now: TrainingProgress | None = None
+        self._behind: dict[str, Any] = {}  # noted before training begins, and kept from one segment to the next
         self._written = 0.0
         self._lock = Lock()  # checkpoints are saved by another thread
         self._log: Callable[[str], None] = print
@@ -128,7 +143,7 @@ class ProgressFile:
     def begin(self, begun: TrainingProgress, log: Callable[[str], None]) -> None:
         """Notes that training begins; `log` prints a line."""
         self._log = log
-        self._now = begun
+        self._now = replace(begun, **self._behind)
         self._change(at_once=True)
 
     def step(self, step: int) -> None:
@@ -138,6 +153,11 @@ class ProgressFile:
     def doing(self, doing: str) -> None:
         """Notes progress in something else than steps; a phrase such as `the evaluation on test`."""
         self._change(doing=doing)
+
+    def behind(self, backlog: str, newest_event: float | None) -> None:
+        """Notes how far the job is behind data that keeps coming; as in `TrainingProgress`."""
+        self._behind = {"backlog": backlog, "newest_event": newest_event}
+        self._change(at_once=True, **self._behind)
 
     def report(self, reported: TrainingProgress) -> None:
         """Notes a report of the console."""
@@ -189,11 +209,16 @@ def of_log(lines: Iterable[tuple[float, str]]) -> TrainingProgress | None:
     """
     found: TrainingProgress | None = None
     saved_step, saved, seen = None, None, 0.0
+    behind: dict[str, Any] = {}
     for at, line in lines:
         line = line.rstrip()
         seen = at if _SIGN.search(line) else seen
         if match := _SAVED.search(line):
             saved_step, saved = _number(match[1]), at
+        if match := _BEHIND.search(line):
+            newest = None if match["age"] is None else at - _number(match["age"])
+            behind = {"backlog": f"{match['segment']}, {match['behind']}", "newest_event": newest}
+            found = found or TrainingProgress(step=0, last_step=0, time=at)
         if match := _LINE.search(line):
             found = TrainingProgress(
                 step=_number(match["step"]),
@@ -201,10 +226,23 @@ def of_log(lines: Iterable[tuple[float, str]]) -> TrainingProgress | None:
                 loss=None if match["loss"] == "-" else float(match["loss"].replace(",", "")),
                 samples_per_second=_number(match["rate"]),
                 end=at + _seconds(match["left"]),
-                interval=at - found.time if found else 0.0,
+                interval=at - found.time if found and found.step else 0.0,
                 time=at,
             )
-    return replace(found, saved_step=saved_step, saved=saved, time=seen) if found else None
+    return replace(found, saved_step=saved_step, saved=saved, time=seen, **behind) if found else None
+
+
+def backlog_line(segment: str, what: str, behind: str, newest_event: float | None) -> str:
+    """Returns the console's line on a segment and how far the job is behind, which `of_log` reads.
+
+    Args:
+        segment: Its name.
+        what: What there is to say about it.
+        behind: What comes after it, in words that end with `behind`.
+        newest_event: Time of the newest event that the job is done with; None if it is not known.
+    """
+    age = "" if newest_event is None else f", newest event {max(0.0, time.time() - newest_event):,.0f} s ago"
+    return f"segment {segment}: {what}; {behind}{age}"
 
 
 def step_of(log: str) -> str:

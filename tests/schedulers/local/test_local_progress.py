@@ -21,6 +21,14 @@ for step in range(100, 2001, 100):
     while not os.path.exists(f"{step}"): time.sleep(0.02)
 """
 
+BEHIND = """
+import time
+from trainer.core.progress import PROGRESS, TrainingProgress
+PROGRESS.begin(TrainingProgress(step=0, last_step=0, time=time.time()), print)
+PROGRESS.behind("segment 07, 40 records behind", time.time() - 90)
+time.sleep(600)
+"""
+
 
 @pytest.fixture
 def job(torchx, tmp_path):
@@ -88,3 +96,14 @@ def test_a_job_that_starts_again_does_not_show_the_attempt_before(torchx, tmp_pa
     status = torchx.status(handle)
     assert (status["state"], status["num_restarts"], status["msg"]) == ("RUNNING", 1, "<NONE>")
     assert "progress" not in status
+
+
+def test_status_and_list_show_how_far_a_job_without_steps_is_behind(torchx, tmp_path):
+    (tmp_path / "behind.py").write_text(BEHIND)
+    handle = torchx.detached("utils.sh", *SH[1:], f"exec {sys.executable} {tmp_path}/behind.py")
+    wait_for(lambda: reported(torchx, handle).get("backlog"))
+    status, behind = torchx.status(handle), "segment 07, 40 records behind, newest event 1 min ago"
+    assert status["msg"] == behind
+    assert status["progress"]["backlog"] == "segment 07, 40 records behind"
+    assert re.search(rf"{handle} .*RUNNING +{behind}$", torchx("list").stdout, re.MULTILINE)
+    torchx("cancel", handle)

@@ -8,6 +8,7 @@ from math import isfinite
 from tabulate import tabulate
 
 from torchx_recsys.apps.runs.static_model import find_static, static_metrics
+from torchx_recsys.apps.runs.topic_lag import topic_lag
 from torchx_recsys.apps.runs.watched_segments import (
     HOUR,
     Watched,
@@ -37,10 +38,11 @@ Series = Mapping[str, Mapping[str, float]]
 
 
 def segments(config: Config, out: str, to: str | None = None, static: str | None = None) -> None:
-    """Watches a run over segments: metrics, shifts, exports, hours behind. CONFIG is a TOML file or a name.
+    """Watches a run over segments: metrics, shifts, exports, lag. CONFIG is a TOML file or a name.
 
     Prints the table of segments, and writes segments.html into the run directory, which opens without a server. The
-    shift of the features is measured in a sample of each segment's rows, once.
+    shift of the features is measured in a sample of each segment's rows, once. Of segments of a topic it shows how far
+    the run is behind, in records and in seconds.
 
     Args:
         config: The configuration, which names the segments.
@@ -71,6 +73,9 @@ def segments(config: Config, out: str, to: str | None = None, static: str | None
         publications=[] if to is None else publications_of(to, lines),
         static={} if chosen is None else static_metrics(config, run, chosen, lines),
         static_step=None if chosen is None else chosen.step,
+        topic=topic_lag(run, config.data, [line["segment"] for line in lines])
+        if config.data.reader == "kafka"
+        else None,
     )
     header, *rows = _table(watched)
     print(tabulate(rows[-SHOWN:], header, disable_numparse=True))
@@ -103,6 +108,8 @@ def _summary(watched: Watched) -> Table:
     ]
     if (end := end_of(newest)) is not None:
         rows.append(["behind", f"segment {newest} ended {(datetime.now(UTC).timestamp() - end) / HOUR:,.1f} h ago"])
+    if watched.topic:
+        rows += watched.topic.summary()
     if current := [one for one in watched.publications if one.is_current]:
         rows.append(["current export", f"step {current[-1].step:,}, segment {current[-1].segment}"])
     if refused := [one for one in watched.publications if one.refused]:
@@ -126,6 +133,9 @@ def _table(watched: Watched) -> Table:
     columns["published"] = {one.segment: one.what.partition(":")[0] for one in watched.publications}
     for what, hours in watched.hours_behind().items():
         columns[f"{what}, hours after"] = {name: f"{value:,.1f}" for name, value in hours.items()}
+    columns |= watched.topic.counts() if watched.topic else {}
+    for what, seconds in watched.seconds_behind().items():
+        columns[f"{what}, seconds after"] = {name: f"{value:,.0f}" for name, value in seconds.items()}
     shown = {title: cells for title, cells in columns.items() if any(cells.get(name) for name in watched.names)}
     rows = [
         [*row, *(cells.get(name, "") for cells in shown.values())]
@@ -154,11 +164,23 @@ def _figures(watched: Watched) -> list[Lines]:
             watched.hours_behind(),
             0.0,
         ),
+        (
+            "Seconds behind",
+            "From the newest event of a segment until it was cut, trained on, and published.",
+            watched.seconds_behind(),
+            0.0,
+        ),
+        ("Records behind", "In the topic after a segment when it was cut.", _records_behind(watched), 0.0),
     ]
     found = ((title, remark, _curves(series, names), lowest) for title, remark, series, lowest in drawn)
     return [
         Lines(title, remark, curves, names, lowest, of="segment") for title, remark, curves, lowest in found if curves
     ]
+
+
+def _records_behind(watched: Watched) -> Series:
+    segments = watched.topic.segments if watched.topic else {}
+    return {"records": {name: float(one.behind) for name, one in segments.items()}} if segments else {}
 
 
 def _metrics(watched: Watched) -> Mapping[str, Series]:

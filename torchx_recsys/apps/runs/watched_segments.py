@@ -11,6 +11,7 @@ from typing import Any
 from torchx_recsys.apps.check_data.shift import measure_shift
 from torchx_recsys.apps.export.directory import MANIFEST, current_or_none
 from torchx_recsys.apps.export.publishing import REFUSED
+from torchx_recsys.apps.runs.topic_lag import TopicLag
 from trainer.config.data import DataConfig
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.storage import named
@@ -60,6 +61,7 @@ class Watched:
         publications: Exports and refusals, in the order of time.
         static: The metrics on each segment of a model that is no longer trained.
         static_step: The step of that model.
+        topic: How far it is behind the topic that its segments are cut from.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Watched:
     publications: Sequence[Publication]
     static: Mapping[str, Mapping[str, float]]
     static_step: int | None
+    topic: TopicLag | None = None
 
     @property
     def names(self) -> list[str]:
@@ -78,18 +81,25 @@ class Watched:
 
     def hours_behind(self) -> dict[str, dict[str, float]]:
         """Returns the hours from the end of each segment until it was `trained` on and `published`, where known."""
+        ends = {name: end for name in self.names if (end := end_of(name)) is not None}
+        return {
+            what: {name: (times[name] - end) / HOUR for name, end in ends.items() if name in times}
+            for what, times in self._times().items()
+        }
+
+    def seconds_behind(self) -> dict[str, dict[str, float]]:
+        """Returns the seconds from the newest event of each segment of a topic until it was cut, trained, published."""
+        return self.topic.seconds_behind(self._times()) if self.topic else {}
+
+    def _times(self) -> dict[str, Mapping[str, float]]:
+        """Returns when each segment was `trained` on and `published`, in seconds since 1970."""
         exports = [one for one in self.publications if not one.refused]
         published = {
             line["segment"]: next(one.time for one in exports if one.step >= line["step"])
             for line in self.lines
             if any(one.step >= line["step"] for one in exports)
         }
-        ends = {name: end for name in self.names if (end := end_of(name)) is not None}
-        of = {"trained": self.done, "published": published}
-        return {
-            what: {name: (times[name] - end) / HOUR for name, end in ends.items() if name in times}
-            for what, times in of.items()
-        }
+        return {"trained": self.done, "published": published}
 
 
 def shifts_of(run: RunDirectory, data: DataConfig, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:

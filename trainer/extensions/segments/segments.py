@@ -23,6 +23,7 @@ from trainer.data.columns import RecordedTypes
 from trainer.data.dataset import FileSet
 from trainer.data.row_groups import find_training_files
 from trainer.data.segments import Segment, contents_of, is_left_out, look_at_segment, names_of_segments
+from trainer.extensions.segments.backlog import Backlog
 from trainer.extensions.segments.ledger import LEDGER, Ledger, Line, SegmentPlace, fingerprints
 from trainer.pages.segments import segments_table
 from trainer.run.preemption import Action, Stopped
@@ -55,6 +56,7 @@ class Segments:
         self._place = SegmentPlace(**{"reached": saved["name"]} | saved) if saved else None  # once it was not saved
         self._evaluates_each = not self._config.data.validation
         self._ledger = Ledger(self._directory, self._evaluates_each)
+        self._backlog = Backlog(self._config.data, self._log)
         self._looks_for_changes = True  # in the segments that are done
         self._told: set[str] = set()
         self._catalogue: Catalogue | None = None
@@ -76,7 +78,8 @@ class Segments:
                 continue
             place = SegmentPlace(**order.state["segment"])
             steps = f"steps {place.first_step + 1:,} to {place.last_step:,}"
-            self._log(f"segment {place.name}: {plural(place.samples, 'sample')}, {steps}")
+            if self._context.is_rank0:
+                self._backlog.begin(place.name, self._trained(), f"{plural(place.samples, 'sample')}, {steps}")
             yield order
             self._steps, self._place = place.last_step, place
             self._done += 1
@@ -206,6 +209,7 @@ class Segments:
         if self._under_way:
             return look_at_segment(data, self._under_way.name), False
         names, lines = names_of_segments(config), self._ledger.lines()
+        self._backlog.found(names)
         if again := self._late_or_changed(names, lines):
             return again, False
         reached, known = self._reached or "", fingerprints(lines)
@@ -256,6 +260,8 @@ class Segments:
     def _wait(self, seconds: float) -> None:
         self._job.watchdog.note("the wait for the next segment")
         self._looks_for_changes = True
+        if self._context.is_rank0:
+            self._backlog.wait(self._trained())
         deadline = time.monotonic() + seconds
         # Rank 0's clock counts, or ranks would ask each other different numbers of times.
         while broadcast_from_rank0(self._context, lambda: time.monotonic() < deadline):

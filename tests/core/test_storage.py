@@ -34,6 +34,27 @@ def test_a_file_is_replaced_whole(folder):
         assert [found.rpartition("/")[2] for found in fs.ls(path, detail=False)] == ["file"]
 
 
+def test_a_file_is_created_whole_and_once(folder):
+    fs, path = folder
+    fs.create(f"{path}/file", b"the first")
+    with pytest.raises(StorageExistsError):
+        fs.create(f"{path}/file", b"the second")
+    assert fs.cat_file(f"{path}/file") == b"the first"
+    assert [found.rpartition("/")[2] for found in fs.ls(path, detail=False)] == ["file"]
+
+
+def test_a_file_is_created_where_there_are_no_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    fs, path = open_storage(str(tmp_path))
+    fs.create(f"{path}/file", b"the first")
+    with pytest.raises(StorageExistsError):
+        fs.create(f"{path}/file", b"the second")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"the first"}
+
+
 @pytest.mark.parametrize("content", ["ä text\n", "ä text\n".encode()])
 def test_the_file_of_a_flag_is_written_or_refused_by_its_name(tmp_path, content):
     write_file("--page", f"{tmp_path}/page", content)

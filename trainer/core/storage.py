@@ -47,6 +47,7 @@ EXTRAS = {
 }
 """Extra of this package that installs each protocol's file system."""
 NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SOME_PATHS = "write a local path, or a URL such as s3://BUCKET/PATH, gs://BUCKET/PATH or abfs://CONTAINER/PATH"
 LONGEST_FILE_NAME = 200  # in bytes; file systems allow 255, and a digest, a number and an ending are added
@@ -156,6 +157,42 @@ class Storage:
             return
         with self._replacing(path) as partial, self.durable(partial, private) as file:
             file.write(content)
+
+    def create(self, path: str, content: bytes) -> None:
+        """Writes a new file whole: a reader finds nothing or all of it, even after a power cut.
+
+        Raises:
+            StorageExistsError: There is one.
+        """
+        if self.is_object_store:
+            with os_errors(path):
+                file: Any = self._fs.open(path, "xb")
+                with file:
+                    file.write(content)
+            return
+        partial = partial_name(path)
+        try:
+            with self.durable(partial) as file:
+                file.write(content)
+            with os_errors(path):
+                self._name(partial, path)
+        finally:
+            with suppress(OSError):
+                self._fs.rm_file(partial)
+        self.sync(path)
+
+    def _name(self, partial: str, path: str) -> None:
+        """Gives a file a name that no other has."""
+        if self.is_local:
+            try:
+                os.link(partial, path)
+                return
+            except OSError as error:  # a file system without links
+                if error.errno not in NO_LINKS:
+                    raise
+        if self._fs.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self._fs.mv(partial, path)
 
     def upload(self, file: str, path: str) -> None:
         """Writes a file of this host whole and durable, as `write` does."""

@@ -19,6 +19,7 @@ from torchx_recsys.apps.check_data.vectors import Vectors, off_center
 from trainer.config.data import DataConfig
 from trainer.core.console import plural
 from trainer.core.section import Tree
+from trainer.data.stream.manifest import OFFSET, PARTITION
 
 WEIGHT = re.compile(r"((sample_?|row_?)?weights?|importance)", re.IGNORECASE)
 GROUP = re.compile(r"(user|session|visitor|customer|member|query)(_?id)?|uid|qid", re.IGNORECASE)
@@ -244,6 +245,8 @@ def _why_not(profile: Profile) -> str:
     tallies = [measured.tally(profile.name) for measured in profile.measured]
     if profile.kind == "time" or (profile.kind == "integer" and TIME.fullmatch(profile.name)):
         return "a time"
+    if profile.name in (PARTITION, OFFSET):
+        return "where the log of a topic has the record"
     if profile.kind == "empty" or tallies[0].values == 0:
         return "no value"
     if any(one.nan + one.infinite for one in tallies):

@@ -1,0 +1,1 @@
+"""Cuts a topic of Kafka into segments of offsets."""

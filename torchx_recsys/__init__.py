@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchx_recsys.apps.check_data.finding import Finding
     from torchx_recsys.apps.export.load import Changes, ColumnError, Model, load, read_changes
+    from torchx_recsys.apps.row_store.stored_model import StoredModel
     from trainer.core.distributed import gather_to_all
     from trainer.data.readers.base import FileContents, IndexedReader, PlacedReader, Reader, Statistics
     from trainer.metrics.base import Metric, Samples, Sums
@@ -34,6 +35,7 @@ __all__ = [
     "RunView",
     "Samples",
     "Statistics",
+    "StoredModel",
     "Sums",
     "Watcher",
     "gather_to_all",
@@ -43,6 +45,7 @@ __all__ = [
 _NAMES_OF_MODULES = {
     "torchx_recsys.apps.check_data.finding": ("Finding",),
     "torchx_recsys.apps.export.load": ("Changes", "ColumnError", "Model", "load", "read_changes"),
+    "torchx_recsys.apps.row_store.stored_model": ("StoredModel",),
     "trainer.core.distributed": ("gather_to_all",),
     "trainer.data.readers.base": ("FileContents", "IndexedReader", "PlacedReader", "Reader", "Statistics"),
     "trainer.metrics.base": ("Metric", "Samples", "Sums"),

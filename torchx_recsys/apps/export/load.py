@@ -22,6 +22,7 @@ import json
 import math
 import os
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -40,6 +41,8 @@ Tensor = Any
 """A tensor of torch, or an array of NumPy, whose functions that are used here have the same names."""
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 Stays = Callable[[int, list[Any]], list[Any]]
+Embeddings = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Returns the embeddings of rows, `[N]` to `[N, D]` float32, by feature."""
 
 ONNX = "model.onnx"
 ROWS, TABLES = "rows.pt2", "tables.json"  # files of a model with tables in shards
@@ -49,24 +52,32 @@ NO_ID = -(2**63)  # a missing id in exports of version 1; later versions have in
 MOST_NAMED = 20  # maximum number of columns in a message
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest value of float32
 NUMBERS = ("float", "bfloat", "int", "uint", "bool")  # beginnings of the names of types
+LOADS = threading.Lock()  # torch refuses to read two programs at once
 
 
 class ColumnError(ValueError):
     """A column is unusable; the message names it."""
 
 
-def load(directory: str | Path = Path(__file__).parent, compiled: bool = False, verify: bool = False) -> "Model":
+def load(
+    directory: str | Path = Path(__file__).parent,
+    compiled: bool = False,
+    verify: bool = False,
+    embeddings: Embeddings | None = None,
+) -> "Model":
     """Returns the model of a directory.
 
     Args:
         directory: `step-N` of an export; this file's own if unset.
         compiled: Whether to run the compiled model, which an export with --compile has.
         verify: Whether to compare the checksums of all files; else those of small files, and all sizes.
+        embeddings: Looks rows up elsewhere, such as in a store, for an export with tables in shards. tables.json names
+            the features of each table. Unset: the tables are files of the directory.
 
     Raises:
         ValueError: The directory is no whole export, a file is damaged, or an export that it changes is missing.
     """
-    return Model(Path(directory), compiled, verify)
+    return Model(Path(directory), compiled, verify, embeddings)
 
 
 class Export(NamedTuple):
@@ -196,6 +207,7 @@ class Model:
         directory: As for `load`.
         compiled: The same.
         verify: The same.
+        embeddings: The same.
 
     Attributes:
         signature: The content of signature.json: columns with their types and rules, inputs in order, outputs.
@@ -204,7 +216,7 @@ class Model:
         tensors: The weights and lists of ids to which changes apply, by name. Empty if the model takes no changes.
     """
 
-    def __init__(self, directory: Path, compiled: bool, verify: bool) -> None:
+    def __init__(self, directory: Path, compiled: bool, verify: bool, embeddings: Embeddings | None = None) -> None:
         chain = chain_of(os.path.realpath(directory), _manifest)
         for export in chain:
             _check_files(export, verify)
@@ -213,11 +225,13 @@ class Model:
         is_onnx = self.signature.get("format") == "onnx"
         if compiled and not (directory / "compiled.pt2").exists():
             raise ValueError(f"{directory} has no compiled model; export with --compile True")
+        if embeddings and (compiled or "shards" not in self.signature):
+            raise ValueError(f"{directory} has its tables in the program; export with --shard-bytes to look rows up")
         self.tensors: dict[str, Tensor] = {}
         if is_onnx:
             self.run = _of_onnx(whole)
         elif compiled or "shards" in self.signature:
-            self.run = _of_torch(whole, compiled)
+            self.run = _of_torch(whole, compiled, embeddings)
         else:
             self.run, self.tensors = program_of(whole / "model.pt2")
         for export in chain[1:]:
@@ -299,17 +313,19 @@ def program_of(file: Path) -> tuple[Run, dict[str, Tensor]]:
     """Returns a program with its tables in it as a function, and the tensors that the function uses, by name."""
     import torch
 
-    program = torch.export.load(file)
+    with LOADS:
+        program = torch.export.load(file)
     module = program.module()
     names = (*program.state_dict, *program.constants)
     return torch.inference_mode()(module), {name: getattr(module, name) for name in names}
 
 
-def _of_torch(directory: Path, compiled: bool) -> Run:
+def _of_torch(directory: Path, compiled: bool, embeddings: Embeddings | None) -> Run:
     import torch
 
-    run = torch._inductor.aoti_load_package(str(directory / "compiled.pt2")) if compiled else _InShards(directory)
-    return torch.inference_mode()(run)
+    if compiled:
+        return torch.inference_mode()(torch._inductor.aoti_load_package(str(directory / "compiled.pt2")))
+    return torch.inference_mode()(_InShards(directory, embeddings or _InFiles(directory)))
 
 
 def _of_onnx(directory: Path) -> Run:
@@ -323,24 +339,39 @@ def _of_onnx(directory: Path) -> Run:
 
 
 class _InShards:
-    """A model whose tables are in files, which are mapped into memory: only the rows of a call are read.
+    """A model whose tables are beside its programs: only the rows of a call are read.
+
+    Args:
+        directory: As for `load`.
+        embeddings: Looks rows up.
+    """
+
+    def __init__(self, directory: Path, embeddings: Embeddings) -> None:
+        import torch
+
+        with LOADS:
+            rows, model = (torch.export.load(directory / name) for name in (ROWS, "model.pt2"))
+        self._rows, self._model = rows.module(), model.module()
+        self._embeddings = embeddings
+
+    def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._model(inputs, self._embeddings(self._rows(inputs)))
+
+
+class _InFiles:
+    """Looks rows up in the files of tables, which are mapped into memory.
 
     Args:
         directory: As for `load`.
     """
 
     def __init__(self, directory: Path) -> None:
-        import torch
-
         index = json.loads((directory / TABLES).read_text())
-        self._rows = torch.export.load(directory / ROWS).module()
-        self._model = torch.export.load(directory / "model.pt2").module()
         tables = [(_Table(directory, table), table["features"]) for table in index["tables"].values()]
         self._tables = {feature: table for table, features in tables for feature in features}
 
-    def __call__(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        rows = self._rows(inputs)
-        return self._model(inputs, {name: self._tables[name](one) for name, one in rows.items()})
+    def __call__(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._tables[name](one) for name, one in rows.items()}
 
 
 class _Table:

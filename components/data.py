@@ -243,6 +243,28 @@ def sort_log(
     ...
 
 
+@program("cut-stream")
+def cut_stream(
+    *args: str,
+    config: str,
+    follow: bool = False,
+    most: int | None = None,
+    rest: bool = False,
+) -> AppDef:
+    """Cuts a topic of Kafka into segments, so that training takes them one after the other.
+
+    Example: torchx run -s local_cwd data.cut_stream --config stream.toml --follow True
+
+    Args:
+        args: After `--`, overrides of the configuration file, or more arguments of `python -m trainer cut-stream`.
+        config: Configuration file (TOML), as the job sees it, with [data.stream] and [data.segments].
+        follow: Wait for more records until the job is stopped.
+        most: Most segments to cut; by default no limit.
+        rest: At the end, cut a last segment that is not full, too.
+    """
+    ...
+
+
 @program("vocabulary")
 def vocabulary(
     *args: str,

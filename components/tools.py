@@ -115,7 +115,7 @@ def segments(
     to: str | None = None,
     static: str | None = None,
 ) -> AppDef:
-    """Watches a run over segments: metrics, shifts of the data, exports and refusals, hours behind, as a page.
+    """Watches a run over segments: metrics, shifts of the data, exports and refusals, lag, as a page.
 
     Example: torchx run tools.segments --config movielens_segments --out runs/days --to exports/days
 
@@ -298,6 +298,31 @@ def rollback(
     Args:
         args: After `--`, more arguments of `python -m trainer rollback`.
         to: Directory of exports, a path or an fsspec URL.
+    """
+    ...
+
+
+@program("publish", cpu=1, memMB=2048)
+def publish(
+    *args: str,
+    export: str,
+    to: str,
+    prefix: str | None = None,
+    keep: int | None = None,
+    all_rows: bool = False,
+) -> AppDef:
+    """Publishes the tables of an export to Redis as a new version, of which only changed rows are written.
+
+    Example: torchx run -s local_cwd tools.publish --export exports/movielens --to redis://localhost:6379/0
+
+    Args:
+        args: After `--`, more arguments of `python -m trainer publish`.
+        export: Directory of exports with tables in shards, or one step-N of it, a path or an fsspec URL.
+        to: redis://HOST:PORT/DATABASE, rediss:// with TLS, or a directory for Parquet, a path or an fsspec URL. The
+            password is better in the variable REDIS_PASSWORD of the job.
+        prefix: Beginning of the keys in Redis; by default model.
+        keep: Versions to keep in Redis, so that a reader can be that far behind; by default 3.
+        all_rows: Write all rows, also those that did not change, such as to a store that has lost some.
     """
     ...
 

@@ -89,7 +89,8 @@ def test_the_example_of_a_command_is_a_right_command_line(name, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     movielens = tmp_path / "runs" / "movielens"
     movielens.mkdir(parents=True)
-    (movielens / "config.toml").write_text('base = "movielens"')
+    for file in (movielens / "config.toml", tmp_path / "stream.toml"):
+        file.write_text('base = "movielens"')
     module, function = FUNCTIONS[name]
     assert read_command([name, *COMMANDS[name][2].split()]).func is getattr(importlib.import_module(module), function)
 

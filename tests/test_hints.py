@@ -50,6 +50,8 @@ PRINTED_BY = {
         "checkpoints --out RUN --convert PLACE/run.pt",
         "checkpoints --out RUN --convert PLACE/run.safetensors",
     ],
+    "torchx_recsys/apps/cut_stream/cut_stream.py": [],  # test_cut_stream.py types it, where there is a broker
+    "torchx_recsys/apps/row_store/publish.py": [],  # test_publish_rows.py types it, where there is a Redis
     "torchx_recsys/apps/runs/rewind.py": ["rewind --out DAYS --segment a --to PLACE/mended"],
     "components/cli/run.py": ["torchx run utils.echo --msg PLACE"],
     "torchx_recsys/pipelines/actions.py": ["torchx pipeline run PLACE/p.toml"],

@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "segments": (
         "torchx_recsys.apps.runs.segments:segments",
-        "CONFIG --out RUN_DIR: watch a run over segments: metrics, shifts of the data, exports, hours behind.",
+        "CONFIG --out RUN_DIR: watch a run over segments: metrics, shifts of the data, exports, lag.",
         "movielens_segments --out runs/days --to exports/days",
     ),
     "checkpoints": (
@@ -84,6 +84,11 @@ COMMANDS = {
         "torchx_recsys.apps.export.publishing:rollback",
         "--to DIR: go back to the export before the newest.",
         "--to exported",
+    ),
+    "publish": (
+        "torchx_recsys.apps.row_store.publish:publish",
+        "--export DIR --to redis://HOST: publish an export's tables to a store of rows, as a new version.",
+        "--export exported --to redis://localhost:6379/0",
     ),
     "serve": (
         "torchx_recsys.apps.serve.serve:serve",
@@ -155,6 +160,11 @@ COMMANDS = {
         "--source FILES --out DIR: sort a log of events by user and time, for histories gathered while reading.",
         "--source ratings.csv --out data/log --user user --time timestamp --values item rating",
     ),
+    "cut-stream": (
+        "torchx_recsys.apps.cut_stream.cut_stream:cut_stream",
+        "CONFIG: cut a topic of Kafka into segments, which training takes one after the other.",
+        "stream.toml --follow True",
+    ),
     "check-data": (
         "torchx_recsys.apps.check_data.check_data:check_data",
         "CONFIG | --source FILES: find what is wrong with a data set, or write a first configuration for it.",
@@ -200,6 +210,8 @@ def check_command(words: list[str]) -> None:
 def _bind(words: list[str]) -> tuple[str, str, partial[Any]]:
     """Returns the module of a command, its function there, and the function's arguments."""
     name, *arguments = words
+    if name not in COMMANDS and (dashed := name.replace("_", "-")) in COMMANDS:  # as components have it
+        name = dashed
     if name not in COMMANDS:
         raise InputError(f"unknown command '{name}'{nearest(name, COMMANDS)}")
     place, _, example = COMMANDS[name]

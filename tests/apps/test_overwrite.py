@@ -57,6 +57,8 @@ OTHERS |= {("rewind", "out"), ("recommend", "out"), ("importance", "out"), ("tra
 OTHERS |= {("split", "keep")}  # conditions
 OTHERS |= {("embed-text", "out"), ("taobao", "out")}  # test_embed_text.py, test_taobao.py
 OTHERS |= {("baselines", "to")}  # which refuses what it did not write, with or without --overwrite: test_baselines.py
+OTHERS |= {("publish", "to")}  # versions, of which each has a new number: test_publish_files.py
+OTHERS |= {("publish", "keep")}  # a number
 OTHERS |= {("rollback", "to")}  # whose current.json it is there to change
 OTHERS |= {("segments", "out"), ("segments", "to")}  # a page and what it measured, in the run; exports are only read
 

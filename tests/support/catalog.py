@@ -72,6 +72,9 @@ COMPONENTS = {
         *("--source", "a.csv,b", "--out", "s3://b/log", "--user", "u", "--time", "t", "--values", "i,rating"),
         *("--where", "rating >= 4,i != null", "--duplicates", "drop", "--", "--threads", "1"),
     ],
+    "data.cut_stream": [
+        *("--config", "live.toml", "--follow", "True", "--most", "9", "--", "--data.stream.every-records", "1000"),
+    ],
     "data.vocabulary": ["--source", "a.parquet,b", "--columns", "user,item", "--max_rows", "1000", "--together", "id"],
     "data.embed_text": [
         *("--source", "s3://b/train,items.parquet", "--column", "title", "--out", "s3://b/v", "--width", "64"),
@@ -112,6 +115,10 @@ COMPONENTS = {
         *("--", "--averages", "False"),
     ],
     "tools.rollback": ["--to", "s3://b/exports"],
+    "tools.publish": [
+        *("--export", "s3://b/exports", "--to", "redis://host:6379/0", "--prefix", "a:b", "--keep", "2"),
+        *("--all_rows", "True"),
+    ],
     "tools.serve": ["--directory", "s3://b/exports", "--port", "9000", "--host", "0.0.0.0", "--", "--wait-ms", "5"],
     "tools.verify_resume": ["--config", "c.toml", "--ranks", "4", "--keep", "kept", "--", "--train.seed", "1"],
     "tools.calibrate": ["--out", "s3://b/host.toml", "-j", "1x2", "--", "--repeats", "5"],

@@ -25,6 +25,8 @@ from ports import free_port
 
 BUCKET = "log"
 START_SECONDS = 20.0
+CONFIRM_SECONDS = 120.0
+WAITING_RECORDS = 50_000  # a producer refuses more than 100,000 that are not confirmed
 
 
 def missing() -> str:
@@ -111,9 +113,11 @@ class Broker:
         """
         producer, failed = self.producer(), []
         for record in records:
+            while len(producer) >= WAITING_RECORDS:
+                producer.poll(0.1)
             producer.produce(topic, on_delivery=lambda error, _: failed.append(error) if error else None, **record)
             producer.poll(0)
-        assert producer.flush(START_SECONDS) == 0
+        assert producer.flush(CONFIRM_SECONDS) == 0
         assert not failed, failed[0]
 
     def producer(self, **options: Any) -> Any:

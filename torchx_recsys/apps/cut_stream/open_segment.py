@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from isal.isal_zlib import crc32
 
 from torchx_recsys.apps.cut_stream.archive import Archive
 from trainer.config.stream import StreamConfig
@@ -17,12 +16,11 @@ from trainer.data.stream.manifest import (
     GROUP_BYTES,
     GROUP_RECORDS,
     LOG_FIELDS,
-    OFFSET,
-    PARTITION,
-    TIME,
     Manifest,
     OffsetGroup,
     PartitionRange,
+    crc32_of,
+    log_columns,
 )
 
 WAITING_BYTES = 256 << 20  # largest size of the values that wait to be decoded, over all partitions
@@ -259,7 +257,9 @@ class OpenSegment:
         bad = {fault.place for fault in decoded.faults}
         left_out = tuple(offsets[place] for place in sorted(bad))
         self._report(number, offsets, decoded)
-        table = _with_log(decoded, number, offsets, milliseconds, self._values.schema)
+        arrays = log_columns(number, offsets, milliseconds, decoded.rows)
+        arrays |= dict(zip(decoded.table.column_names, decoded.table.columns, strict=True))
+        table = pa.table({name: arrays[name] for name in self._values.schema.names}).cast(self._values.schema)
         if table.num_rows:
             kept = [value for place, value in enumerate(values) if place not in bad]
             group = OffsetGroup(
@@ -269,7 +269,7 @@ class OpenSegment:
                 rows=table.num_rows,
                 records=len(kept),
                 bytes=sum(map(len, kept)),
-                crc32=_crc32(kept),
+                crc32=crc32_of(kept),
                 left_out=left_out,
                 copy_group=self._copy(number, table),
             )
@@ -329,27 +329,3 @@ def _check_columns(config: StreamConfig, schema: pa.Schema) -> None:
                 f"{has}, and all segments have the columns of the first; set it as it was, or name another directory "
                 "in data.segments.path"
             )
-
-
-def _with_log(
-    decoded: Decoded, number: int, offsets: list[int], milliseconds: list[int], schema: pa.Schema
-) -> pa.Table:
-    """Returns the rows with where and when the log has their records."""
-    rows = decoded.rows
-    total = int(rows.sum())
-    columns = {
-        PARTITION: np.full(total, number, np.int32),
-        OFFSET: np.repeat(np.asarray(offsets, np.int64), rows),
-        TIME: np.repeat(np.asarray(milliseconds, np.int64), rows).astype("datetime64[ms]"),
-    }
-    table = decoded.table
-    for name, values in columns.items():
-        table = table.append_column(schema.field(name), pa.chunked_array([pa.array(values, schema.field(name).type)]))
-    return table.cast(schema)
-
-
-def _crc32(values: list[bytes]) -> int:
-    crc = 0
-    for value in values:
-        crc = crc32(value, crc)
-    return crc

@@ -6,10 +6,12 @@ compares the records with it, so that a job never trains on other records than t
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
 import pyarrow as pa
+from isal.isal_zlib import crc32
 
 SUFFIX = ".json"
 VERSION = 1
@@ -23,6 +25,33 @@ LOG_FIELDS = (
     pa.field(OFFSET, pa.int64(), nullable=False),
     pa.field(TIME, pa.timestamp("ms", "UTC"), nullable=False),
 )
+
+
+def log_columns(
+    partition: int, offsets: Sequence[int], milliseconds: Sequence[int], rows: np.ndarray
+) -> dict[str, pa.Array]:
+    """Returns the columns of `LOG_FIELDS` for the rows of records.
+
+    Args:
+        partition: The partition of the records.
+        offsets: Their offsets, `[N]`.
+        milliseconds: Their times since 1970, `[N]`.
+        rows: The number of rows of each, `[N]`.
+    """
+    columns = {
+        PARTITION: np.full(int(rows.sum()), partition, np.int32),
+        OFFSET: np.repeat(np.asarray(offsets, np.int64), rows),
+        TIME: np.repeat(np.asarray(milliseconds, np.int64), rows),
+    }
+    return {field.name: pa.array(columns[field.name]).cast(field.type) for field in LOG_FIELDS}
+
+
+def crc32_of(values: Iterable[bytes]) -> int:
+    """Returns the CRC-32 of values, one after the other."""
+    found = 0
+    for value in values:
+        found = crc32(value, found)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,7 @@ from typing import NoReturn
 from weakref import finalize
 
 import fsspec
-import numpy as np
 import pyarrow as pa
-from isal.isal_zlib import crc32
 
 from trainer.config.data import DataConfig
 from trainer.config.stream import StreamConfig
@@ -23,7 +21,7 @@ from trainer.data.readers.base import Column, FileContents
 from trainer.data.readers.parquet import ParquetReader
 from trainer.data.stream.decode import OWN_NAMES, Decoder, Unreadable, make_decoder
 from trainer.data.stream.log import RecordsGone, TopicLog
-from trainer.data.stream.manifest import LOG_FIELDS, OFFSET, PARTITION, SUFFIX, TIME, Manifest, OffsetGroup
+from trainer.data.stream.manifest import OFFSET, SUFFIX, Manifest, OffsetGroup, crc32_of, log_columns
 
 POLL_RECORDS = 2048
 POLL_SECONDS = 0.2
@@ -49,23 +47,6 @@ class Records:
         self.offsets.append(offset)
         self.times.append(milliseconds)
         self.values.append(value)
-
-    def log_columns(self, partition: int, rows: np.ndarray) -> dict[str, pa.Array]:
-        """Returns the columns of the log, given the number of rows of each record."""
-        columns = {
-            PARTITION: np.full(int(rows.sum()), partition, np.int32),
-            OFFSET: np.repeat(np.array(self.offsets, np.int64), rows),
-            TIME: np.repeat(np.array(self.times, np.int64), rows),
-        }
-        return {field.name: pa.array(columns[field.name]).cast(field.type) for field in LOG_FIELDS}
-
-    @property
-    def crc32(self) -> int:
-        """CRC-32 of the values, one after the other."""
-        crc = 0
-        for value in self.values:
-            crc = crc32(value, crc)
-        return crc
 
 
 class Connections:
@@ -242,7 +223,7 @@ class KafkaReader:
         # A connection that goes on reading at the end of the topic sends a request each time that one is answered.
         goes_on = any(one.partition == group.partition and one.start >= group.end for one in manifest.groups)
         decoder, records = self._decoder(manifest.schema), self._records(url, group, goes_on)
-        if (len(records.values), records.crc32) != (group.records, group.crc32):
+        if (len(records.values), crc32_of(records.values)) != (group.records, group.crc32):
             self._refuse(url, group, f"{plural(len(records.values), 'record')} where it had {group.records:,}")
         values = [name for name in columns if name not in OWN_NAMES]
         try:
@@ -257,7 +238,7 @@ class KafkaReader:
                 f"{_where(url, group)}: {plural(rows, 'row')}, and {group.rows:,} when the segment was cut: set "
                 "data.stream as it was then"
             )
-        arrays = records.log_columns(group.partition, found.rows)
+        arrays = log_columns(group.partition, records.offsets, records.times, found.rows)
         arrays |= dict(zip(found.table.column_names, found.table.columns, strict=True))
         return pa.table({name: arrays[name] for name in columns})
 

@@ -79,7 +79,7 @@ class Segments:
             place = SegmentPlace(**order.state["segment"])
             steps = f"steps {place.first_step + 1:,} to {place.last_step:,}"
             if self._context.is_rank0:
-                self._backlog.begin(place.name, self._trained(), f"{plural(place.samples, 'sample')}, {steps}")
+                self._backlog.begin(place.name, self._trained, f"{plural(place.samples, 'sample')}, {steps}")
             yield order
             self._steps, self._place = place.last_step, place
             self._done += 1
@@ -261,7 +261,7 @@ class Segments:
         self._job.watchdog.note("the wait for the next segment")
         self._looks_for_changes = True
         if self._context.is_rank0:
-            self._backlog.wait(self._trained())
+            self._backlog.wait(self._trained)
         deadline = time.monotonic() + seconds
         # Rank 0's clock counts, or ranks would ask each other different numbers of times.
         while broadcast_from_rank0(self._context, lambda: time.monotonic() < deadline):

@@ -34,7 +34,6 @@ SET_HERE = {
     ),
 }
 """Properties that data.stream.options may not have, with what sets them."""
-NO_MORE: Mapping[str, Any] = {}
 REFUSED = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 DENIED = ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
@@ -86,18 +85,15 @@ class TopicLog:
 
     Args:
         config: Names brokers, topic and options.
-        queue_bytes: Bound of the records that are read ahead.
 
     Raises:
         InputError: confluent-kafka is not installed, or options cannot be used.
     """
 
-    def __init__(self, config: StreamConfig, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, config: StreamConfig) -> None:
         assert config.topic
         self._config, self._topic = config, config.topic
-        # Whoever reads from other offsets first waits for the answer to a request at the end of the partition.
-        properties = {"fetch.wait.max.ms": WAIT_MS, "queued.min.messages": AHEAD_RECORDS}
-        self._consumer = make_consumer(config, self._note, queue_bytes, properties)
+        self._consumer = _make_consumer(config, self._note)
         self._answered = time.monotonic()  # when a broker answered last
         self._quiet = self._answered  # when it was last known that there is nothing to read, or a record was read
         self._reached = False  # whether a broker has answered at all
@@ -314,19 +310,12 @@ class TopicLog:
         return before + re.sub(r" \(after \d+ms[^)]*\)", "", " ".join(without_secrets(self._reason.str()).split()))
 
 
-def make_consumer(
-    config: StreamConfig,
-    note: Callable[["KafkaError"], None],
-    queue_bytes: int = QUEUE_BYTES,
-    more: Mapping[str, Any] = NO_MORE,
-) -> "Consumer":
+def _make_consumer(config: StreamConfig, note: Callable[["KafkaError"], None]) -> "Consumer":
     """Makes librdkafka's consumer for data.stream, which prints nothing.
 
     Args:
         config: Names brokers and options.
         note: Receives the errors that no call raises, while the consumer is polled.
-        queue_bytes: Bound of the records that are read ahead.
-        more: More properties, such as callbacks.
 
     Raises:
         InputError: confluent-kafka is not installed, or options cannot be used.
@@ -339,14 +328,16 @@ def make_consumer(
     defaults = {
         "group.id": "torchx-recsys",  # the package requires one; it is not joined
         "client.id": "torchx-recsys",
-        "queued.max.messages.kbytes": queue_bytes >> 10,
-        "fetch.max.bytes": queue_bytes,
+        "queued.max.messages.kbytes": QUEUE_BYTES >> 10,
+        "queued.min.messages": AHEAD_RECORDS,
+        "fetch.max.bytes": QUEUE_BYTES,
+        # Whoever reads from other offsets first waits for the answer to a request at the end of the partition.
+        "fetch.wait.max.ms": WAIT_MS,
         "fetch.queue.backoff.ms": 20,  # after records ahead were at their bound; 1000 by default
         "socket.timeout.ms": wait,
         "socket.connection.setup.timeout.ms": min(30_000, wait),
         "reconnect.backoff.max.ms": 1000,
         "max.poll.interval.ms": 86_400_000,  # between two row groups a connection may rest for as long as it likes
-        **more,
     }
     fixed = {
         "bootstrap.servers": config.brokers,

@@ -25,11 +25,6 @@ def is_of_redis(url: str) -> bool:
     return url.partition("://")[0] in SCHEMES
 
 
-def shown(url: str) -> str:
-    """Returns a URL for messages, without secrets."""
-    return place(url)
-
-
 def connect(url: str, key: str, timeout_seconds: float) -> "Redis":
     """Returns a client, before it has connected.
 
@@ -47,17 +42,17 @@ def connect(url: str, key: str, timeout_seconds: float) -> "Redis":
         from redis.retry import Retry
     except ImportError as error:
         raise InputError(
-            f"{key} is {shown(url)}, which needs the package redis; pip install 'torchx-recsys[redis]'"
+            f"{key} is {place(url)}, which needs the package redis; pip install 'torchx-recsys[redis]'"
         ) from error
     try:
         parts = urlsplit(url)
         has_host, has_port = bool(parts.hostname), parts.port != 0
     except ValueError as error:
-        raise InputError(f"{key} is {shown(url)}: {error}; {FORM}") from error
+        raise InputError(f"{key} is {place(url)}: {error}; {FORM}") from error
     if not (is_of_redis(url) and has_host and has_port):
-        raise InputError(f"{key} is {shown(url)}, which is no address of a Redis; {FORM}")
+        raise InputError(f"{key} is {place(url)}, which is no address of a Redis; {FORM}")
     if parts.path.strip("/") and not parts.path.strip("/").isdigit():
-        raise InputError(f"{key} is {shown(url)}, whose path is no number of a database; {FORM}")
+        raise InputError(f"{key} is {place(url)}, whose path is no number of a database; {FORM}")
     given = {
         "username": parts.username or os.environ.get(USER) or None,
         "password": parts.password or os.environ.get(PASSWORD) or None,
@@ -72,7 +67,7 @@ def connect(url: str, key: str, timeout_seconds: float) -> "Redis":
             retry=Retry(NoBackoff(), 0),  # attempts are counted and reported here
         )
     except (ValueError, TypeError) as error:
-        raise InputError(f"{key} is {shown(url)}: {first_line(error)}; {FORM}") from error
+        raise InputError(f"{key} is {place(url)}: {first_line(error)}; {FORM}") from error
 
 
 @contextmanager
@@ -87,7 +82,7 @@ def store_errors(key: str, url: str) -> Iterator[None]:
     from redis import exceptions as of
 
     def refused(why: str) -> InputError:
-        return InputError(f"{key} is {shown(url)}, {why}")
+        return InputError(f"{key} is {place(url)}, {why}")
 
     try:
         yield
@@ -105,7 +100,7 @@ def store_errors(key: str, url: str) -> Iterator[None]:
         raise refused("where something else than a Redis answers; name a Redis") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise StorageError(
-            f"{key} is {shown(url)}, which does not answer: {first_line(error)}; check the address, the network and "
+            f"{key} is {place(url)}, which does not answer: {first_line(error)}; check the address, the network and "
             "whether it runs (with TLS: rediss://)"
         ) from error
     except redis.ResponseError as error:

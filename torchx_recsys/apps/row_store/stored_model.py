@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_recsys.apps.export.load import Model, load
-from torchx_recsys.apps.row_store.connection import connect, retried, shown, store_errors
+from torchx_recsys.apps.row_store.connection import connect, retried, store_errors
 from torchx_recsys.apps.row_store.protocol import Keys, value_at
 from trainer.core.errors import InputError, StorageError
+from trainer.core.secrets import place
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -87,7 +88,7 @@ class StoredModel:
                 LOG.warning("version %d of '%s' has expired; the newest is loaded", held.number, self._keys.prefix)
                 self._replace(held)
         raise StorageError(
-            f"{KEY} is {shown(self._url)}, whose versions of '{self._keys.prefix}' expire before they are loaded; "
+            f"{KEY} is {place(self._url)}, whose versions of '{self._keys.prefix}' expire before they are loaded; "
             "publish with a larger --keep"
         )
 
@@ -129,13 +130,13 @@ class StoredModel:
         for _ in range(ATTEMPTS):
             if (number := self._call(lambda: self._client.get(self._keys.version))) is None:
                 raise InputError(
-                    f"{KEY} is {shown(self._url)}, which has no model '{self._keys.prefix}'; publish one by "
+                    f"{KEY} is {place(self._url)}, which has no model '{self._keys.prefix}'; publish one by "
                     "`python -m trainer publish`, or name another prefix"
                 )
             with contextlib.suppress(_Expired):
                 return _Version(int(number), self._client, self._keys, self._call, self._saw)
         raise StorageError(
-            f"{KEY} is {shown(self._url)}, whose versions of '{self._keys.prefix}' expire before they are loaded; "
+            f"{KEY} is {place(self._url)}, whose versions of '{self._keys.prefix}' expire before they are loaded; "
             "publish with a larger --keep"
         )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchx_recsys.apps.row_store.connection import connect, facts_of, retried, shown, store_errors
+from torchx_recsys.apps.row_store.connection import connect, facts_of, retried, store_errors
 from torchx_recsys.apps.row_store.protocol import (
     BATCH_ROWS,
     LOCK_SECONDS,
@@ -25,6 +25,7 @@ from torchx_recsys.apps.row_store.protocol import (
 )
 from torchx_recsys.apps.row_store.source import Changed, Rows, Table
 from trainer.core.errors import InputError, StorageError
+from trainer.core.secrets import place
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -78,7 +79,7 @@ class RedisWriter:
         """Refuses kinds of stores in which a version could not be kept whole."""
 
         def refuse(why: str) -> None:
-            raise InputError(f"{KEY} is {shown(self._url)}, {why}")
+            raise InputError(f"{KEY} is {place(self._url)}, {why}")
 
         if facts_of(self._client, "cluster").get("cluster_enabled"):
             refuse("which is a part of a cluster; name a Redis without cluster mode")
@@ -131,7 +132,7 @@ class RedisWriter:
                 return Version(number, about, {name: Table.of(entry) for name, entry in tables.items()})
             except (ValueError, TypeError, KeyError) as error:
                 raise InputError(
-                    f"{KEY} is {shown(self._url)}, where {self.keys.version} and what it names are damaged or of "
+                    f"{KEY} is {place(self._url)}, where {self.keys.version} and what it names are damaged or of "
                     f"something else; name another --prefix than '{self.keys.prefix}'"
                 ) from error
 
@@ -152,8 +153,8 @@ class RedisWriter:
         for start in range(0, len(changed.numbers), BATCH_ROWS):
             numbers = changed.numbers[start : start + BATCH_ROWS]
             words: list[Any] = [self._number, table, _chunk(table, numbers)]
-            for place, number in enumerate(numbers.tolist(), start):
-                words += (number, content[place * size : (place + 1) * size])
+            for at, number in enumerate(numbers.tolist(), start):
+                words += (number, content[at * size : (at + 1) * size])
             batches.append(words)
         trip = TRIP_ROWS // BATCH_ROWS
         for start in range(0, len(batches), trip):
@@ -215,7 +216,7 @@ class RedisWriter:
             name = holder.decode(errors="replace").rpartition(",")[0] or "another publisher"
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"{KEY} is {shown(self._url)}, to which {name} has been publishing for {WAIT_SECONDS:.0f} s; wait "
+                    f"{KEY} is {place(self._url)}, to which {name} has been publishing for {WAIT_SECONDS:.0f} s; wait "
                     "for it, or stop it"
                 )
             if name != told:
@@ -249,7 +250,7 @@ class RedisWriter:
     def _checked(self, result: int) -> int:
         if result == 0:
             raise LostStore(
-                f"{KEY} is {shown(self._url)}, where another publisher took over, or which lost what was written; "
+                f"{KEY} is {place(self._url)}, where another publisher took over, or which lost what was written; "
                 "nothing is published by this one, publish again"
             )
         return result

@@ -84,7 +84,9 @@ def weights(model):
     ],
 )
 def test_the_dense_part_is_updated_as_by_torch(build, name, options, plain, same):
-    model, batch = build(optimizer__dense={"name": name, "learning_rate": 0.1, "weight_decay": 0.05, **options})
+    # Like torch's own default, unless a case sets it.
+    options = {"fused": False, "learning_rate": 0.1, "weight_decay": 0.05} | options
+    model, batch = build(optimizer__dense={"name": name, **options})
     expected, optimizer = {}, None
     for step in (1, 2):
         before = take_step(model, batch, step)
@@ -116,10 +118,10 @@ def test_parts_are_updated_by_optimizers_of_their_own(build):
             groups["top"] = [name for name in expected if "over_arch" in name and name not in groups["biases"]]
             groups["others"] = [name for name in expected if name not in [*groups["biases"], *groups["top"]]]
             of = {group: [expected[name] for name in names] for group, names in groups.items()}
-            optimizers = [
-                torch.optim.SGD(of["top"], lr=0.1, momentum=0.7, weight_decay=0.05),
-                torch.optim.AdamW(of["biases"], lr=0.1, betas=(0.5, 0.9), eps=1e-3, weight_decay=0.0),
-                torch.optim.AdamW(of["others"], lr=0.1, betas=(0.9, 0.9), eps=1e-3, weight_decay=0.05),
+            optimizers = [  # fused, as torch has such kernels for a CPU
+                torch.optim.SGD(of["top"], lr=0.1, momentum=0.7, weight_decay=0.05, fused=True),
+                torch.optim.AdamW(of["biases"], lr=0.1, betas=(0.5, 0.9), eps=1e-3, weight_decay=0.0, fused=True),
+                torch.optim.AdamW(of["others"], lr=0.1, betas=(0.9, 0.9), eps=1e-3, weight_decay=0.05, fused=True),
             ]
         for name, (_, gradient) in before.items():
             expected[name].grad = gradient

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from trainer.core.errors import InputError, nearest
-from trainer.core.section import MayChange, Section
+from trainer.core.section import AsBegun, MayChange, Section
 
 WARMUP = ("warmup_steps", "warmup_start")
 LENGTH = (*WARMUP, "unit", "decay_start", "decay_steps")
@@ -325,8 +325,8 @@ class DensePart(Section):
     """Decay of the squared gradient, for rmsprop."""
     rho: Beta | None = None
     """Decay of the squared gradient and of the squared update, for adadelta."""
-    fused: Annotated[bool | None, MayChange] = None
-    """Update all weights of the group in one kernel."""
+    fused: Annotated[bool | None, MayChange, AsBegun] = None
+    """Update all weights of the group in one kernel. Unset: as optimizer.dense.fused."""
     weight_decay: pydantic.NonNegativeFloat | None = None
     """Weight decay. Unset: optimizer.dense.weight_decay."""
     schedule: PartSchedule = PartSchedule()
@@ -362,8 +362,9 @@ class DenseOptimizerConfig(Section):
     """Decay of the squared gradient, for rmsprop."""
     rho: Beta = 0.95
     """Decay of the squared gradient and of the squared update, for adadelta."""
-    fused: Annotated[bool, MayChange] = False
-    """Update all weights in one kernel, which is faster and rounds differently. For sgd, adagrad, adam and adamw."""
+    fused: Annotated[bool | None, MayChange, AsBegun] = None
+    """Update all weights in one kernel, which is faster and rounds differently. Unset: where torch has one for the
+    optimizer and the device. For sgd, adagrad, adam and adamw."""
     weight_decay: pydantic.NonNegativeFloat = 0.0
     """L2 penalty, added to the gradient; adamw shrinks the weights themselves."""
     max_norm: pydantic.PositiveFloat | None = None
@@ -400,7 +401,7 @@ class DenseOptimizerConfig(Section):
         }
         given = {key: value for key, value in given.items() if key not in ("weights", "schedule")}
         name = own.name or self.name
-        inherited = ("learning_rate", "weight_decay", *(_options_of(name) if name == self.name else ()))
+        inherited = ("learning_rate", "weight_decay", "fused", *(_options_of(name) if name == self.name else ()))
         values = {key: getattr(self, key) for key in inherited} | given | {"name": name}
         values["schedule"] = own.schedule.or_else(self.schedule)
         merged = DenseOptimizerConfig.model_construct(**values)  # validated already, and messages name the part's keys
@@ -409,7 +410,9 @@ class DenseOptimizerConfig(Section):
 
     def _check_options(self, key: str, given: dict[str, Any]) -> None:
         every = {*itertools.chain(*DENSE_OPTIONS.values()), "arguments"}
-        unused = sorted((given.keys() & every) - set(_options_of(self.name)))
+        # `fused = false` is true of every optimizer, and was written down for each run of 0.1.0.
+        has = {*_options_of(self.name), *(() if given.get("fused") else ("fused",))}
+        unused = sorted((given.keys() & every) - has)
         if unused:
             users = ", ".join(name for name, options in DENSE_OPTIONS.items() if unused[0] in options)
             instead = f"{key}.arguments" if ":" in self.name else users or "package.module:Class"

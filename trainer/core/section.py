@@ -1,6 +1,7 @@
 """The base of configuration sections: validation with clear errors, and which keys may change on resume."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
@@ -58,6 +59,31 @@ class MayChange:
     """
 
 
+class AsBegun:
+    """Marks a key that decides rounding and, left at its default, keeps the value that a resumed run began with."""
+
+
+def as_begun(section: type[Section], earlier: Tree, now: Tree) -> Tree:
+    """Returns `now` with what a run began with in the keys marked `AsBegun` that `now` leaves at their defaults.
+
+    Args:
+        section: The root of both trees.
+        earlier: The configuration that the run began with, as TOML holds it.
+        now: The configuration that it is resumed with.
+    """
+    tree = deepcopy(now)
+    for (*above, name), value in flat(earlier).items():
+        _, field, _ = follow(section, (*above, name))
+        if field is None or AsBegun not in field.metadata:
+            continue
+        table, default = tree, field.get_default(call_default_factory=False)
+        for step in above:
+            table = table.setdefault(step, {})
+        if table.get(name, default) == default:
+            table[name] = value
+    return tree
+
+
 def flat(tree: Tree, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Returns the values of a tree by path."""
     values: dict[tuple[str, ...], Any] = {}
@@ -102,7 +128,7 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
         error: Pydantic's error.
         section: The validated section, to find the nearest key to an unknown key.
     """
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
     key = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
@@ -116,6 +142,11 @@ def explain(error: pydantic.ValidationError, section: type[pydantic.BaseModel]) 
             return f"it holds a {type(first['input']).__name__}, not keys"
         case "model_type" | "dict_type":
             return f"{key} is {first['input']!r}: it must be a section of keys, [{key}]"
+        case "bool_type" if (
+            others and others[0]["type"] == "literal_error" and others[0]["loc"][:-1] == first["loc"][:-1]
+        ):
+            key = key.removesuffix(".bool")  # of the union, to which pydantic adds its member
+            return f"{key} is {first['input']!r}: it must be true, false or {others[0]['ctx']['expected']}"
         case "bool_type":
             return f"{key} is {first['input']!r}: it must be true or false"
         case "value_error":  # a section below several keys writes {key} for its own

@@ -110,7 +110,8 @@ def _name_key(config: DenseOptimizerConfig, part: str | None) -> str:
 def _make(config: DenseOptimizerConfig, key: str, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
     optimizer = find_by_name(key, config.name, DENSE)
     if config.name in DENSE:
-        return optimizer(weights, lr=config.learning_rate, weight_decay=config.weight_decay, **_options(config))
+        options = _options(config, weights[0].device)
+        return optimizer(weights, lr=config.learning_rate, weight_decay=config.weight_decay, **options)
     options = dict(config.arguments)
     # Passed even if 0, as the class may decay weights by default. A class without the option gets it only to refuse it.
     if config.weight_decay or "weight_decay" in inspect.signature(optimizer).parameters:
@@ -124,12 +125,20 @@ def _make(config: DenseOptimizerConfig, key: str, weights: list[nn.Parameter]) -
         ) from error
 
 
-def _options(config: DenseOptimizerConfig) -> dict[str, Any]:
+def _options(config: DenseOptimizerConfig, device: torch.device) -> dict[str, Any]:
     keys = DENSE_OPTIONS[config.name]
+    is_fused = has_fused_kernel(config.name, device) if config.fused is None else config.fused
     betas = {"betas": (config.beta1, config.beta2)} if set(BETAS) <= set(keys) else {}
     # Not False, which would also keep torch from its other ways to update many weights at once on a GPU.
-    fused = {"fused": True} if config.fused else {}
+    fused = {"fused": True} if is_fused else {}
     return {key: getattr(config, key) for key in keys if key not in (*BETAS, "fused")} | betas | fused
+
+
+def has_fused_kernel(name: str, device: torch.device) -> bool:
+    """Returns whether torch can update all weights on a device in one kernel of an optimizer."""
+    # Not by trying: Adagrad accepts `fused` for a GPU, for which torch 2.11 has no kernel, and fails in its first step.
+    kernel, key = f"aten::_fused_{name}_", torch._C._dispatch_key_for_device(device.type)
+    return "fused" in DENSE_OPTIONS[name] and torch._C._dispatch_has_kernel_for_dispatch_key(kernel, key)
 
 
 def _label(name: str) -> str:

@@ -15,7 +15,7 @@ from trainer.core.errors import DamagedError, InputError
 from trainer.core.outcome import step_saved_before
 from trainer.core.run_directory import RunDirectory, pass_over
 from trainer.core.secrets import place, without_secrets
-from trainer.core.section import changed_keys, named_on_one_side
+from trainer.core.section import as_begun, changed_keys, named_on_one_side
 from trainer.core.storage import named
 from trainer.data.dataset import FileSet
 from trainer.rules.registry import keeps_rows
@@ -40,10 +40,13 @@ def check_saved_before(directory: RunDirectory) -> None:
         )
 
 
-def open_run(directory: RunDirectory, config: Config) -> None:
+def open_run(directory: RunDirectory, config: Config) -> Config:
     """Creates a run directory, or reuses the directory of an earlier attempt.
 
     The configuration of an earlier attempt matters only if the attempt left a checkpoint to resume from.
+
+    Returns:
+        The configuration to train with: `config`, and for keys marked `AsBegun` what the run began with.
 
     Raises:
         InputError: The directory cannot be written, or holds a configuration that belongs to no run, an unfinished
@@ -65,7 +68,11 @@ def open_run(directory: RunDirectory, config: Config) -> None:
     directory.create()
     if has_config and _has_checkpoints(directory):
         with named(directory.key, directory.url):
-            _check_may_change(directory, config)
+            earlier = _check_may_change(directory, config)
+        now = tomllib.loads(to_toml(config))
+        if (kept := as_begun(Config, earlier, now)) != now:
+            return Config.model_validate(kept)
+    return config
 
 
 def _has_checkpoints(directory: RunDirectory) -> bool:
@@ -73,8 +80,8 @@ def _has_checkpoints(directory: RunDirectory) -> bool:
     return any(path.endswith(f"/{MANIFEST}") for path in directory.fs.find(directory.path(FOLDER)))
 
 
-def _check_may_change(directory: RunDirectory, config: Config) -> None:
-    """Refuses a configuration that changes keys which are fixed for the life of a run.
+def _check_may_change(directory: RunDirectory, config: Config) -> dict[str, Any]:
+    """Refuses a configuration that changes keys which are fixed for the life of a run; returns the earlier one.
 
     The configuration in the newest checkpoint decides, as the manifest has its checksum. It is read only if the copy in
     the run directory is damaged or differs from the new configuration.
@@ -83,15 +90,16 @@ def _check_may_change(directory: RunDirectory, config: Config) -> None:
         DamagedError: No configuration can be read.
     """
     try:
-        _check_keys(directory.url, directory.read_toml("config.toml") or {}, config)
+        _check_keys(directory.url, earlier := directory.read_toml("config.toml") or {}, config)
     except (InputError, DamagedError) as error:
         checkpoints = Checkpoints(directory)
         texts = (checkpoints.text(step, "config.toml") for step in reversed(checkpoints.steps()))
         if (saved := next(filter(None, texts), None)) is None:
             raise
-        _check_keys(directory.url, tomllib.loads(saved), config)
+        _check_keys(directory.url, earlier := tomllib.loads(saved), config)
         differs = directory.damaged("config.toml", why="the newest checkpoint has another")
         pass_over(error if isinstance(error, DamagedError) else differs)
+    return earlier
 
 
 def _check_keys(url: str, earlier: dict[str, Any], config: Config) -> None:

@@ -188,7 +188,7 @@ def claim_run(
     Raises:
         InputError: The directory cannot be written, holds a run of another configuration, or contradicts `resume`.
     """
-    broadcast_from_rank0(context, lambda: open_run(directory, config))
+    config = broadcast_from_rank0(context, lambda: open_run(directory, config))
     checkpoints = Checkpoints(directory)
     # Safe because the lock is held: no other job can be writing an uncommitted checkpoint.
     broadcast_from_rank0(context, lambda: _remove_leftovers(checkpoints))

@@ -187,6 +187,7 @@ def test_a_second_model_of_a_process_has_its_own_graph(ratings):
 def test_without_a_compiler_training_goes_on_and_says_so(settings, capsys):
     # Which is read from CXX when torch is imported.
     with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}), process_group() as context:
-        model = build_sharded_model(settings, context)
+        model, batch = model_and_batch(settings, context)
+        model.model(batch)
     assert "train.compile is off, as this machine cannot compile: InvalidCxxCompiler: " in capsys.readouterr().out
     assert all(module._compiled_call_impl is None for module in model.model.modules())

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,15 @@ def test_its_run_goes_on_under_its_own_configuration_and_plan(recorded):
     assert after[: len(before)] == before
     assert len(after) == 8
     assert np.isfinite(after).all()
+
+
+def test_its_run_goes_on_with_the_rounding_that_it_began_with(recorded):
+    """The configuration says nothing of keys whose defaults were others."""
+    flags = ("--train.steps", 8, "--data.accept-changed", "True")
+    done = run_trainer("train", "config.toml", "--out", "run", "--resume", "must", *flags)
+    assert done.returncode == 0, done.stderr
+    config = tomllib.loads((recorded / "run/config.toml").read_text())
+    assert config["train"]["compile"] is config["optimizer"]["dense"]["fused"] is False
 
 
 def test_its_checkpoint_is_exported_and_fine_tuned(recorded):

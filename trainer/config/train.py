@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 
 from trainer.core.errors import InputError
-from trainer.core.section import MayChange, Section
+from trainer.core.section import AsBegun, MayChange, Section
 from trainer.core.timeouts import COLLECTIVE_SECONDS
 
 FP16_LOSS_SCALE = 2.0**16  # torch.amp.GradScaler's first scale
@@ -61,8 +61,9 @@ class TrainConfig(Section):
     """The loss scale, which fp16 needs."""
     tf32: bool = False
     """Let a GPU round the factors of float32 products to TF32's 10 bits, which is faster."""
-    compile: Annotated[bool, MayChange] = False
-    """Compile the dense part by torch.compile, which takes seconds to minutes at the start and shortens every step."""
+    compile: Annotated[bool | Literal["auto"], MayChange, AsBegun] = "auto"
+    """Compile the dense part, which takes seconds to minutes and shortens every step: true from the first step on,
+    false never, auto once a few steps show that what is left of the run pays for it (docs/guides/faster_steps.md)."""
     micro_batches: Annotated[pydantic.PositiveInt, MayChange] = 1
     """Microbatches of a local batch, computed one after the other to need less memory; the step is the same."""
     recompute: Annotated[bool, MayChange] = False

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from trainer.config.root import Config
 from trainer.core.errors import InputError
 
-Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
+Place = Literal["start", "check", "driver", "wrap", "ids", "tuner", "watcher"]
 """Where an extension acts. Every rank calls what it finds at a place, so that collectives are allowed.
 
 * `start`, `(config, context) -> None`: once all ranks are connected, before the run directory is claimed.
@@ -21,6 +21,7 @@ Place = Literal["start", "check", "driver", "wrap", "ids", "watcher"]
 * `driver`, a class `(job)`: the `Driver` of the run, in place of the one that has one order of samples; at most one.
 * `wrap`, `(model, context, config) -> None`: changes the model after its tables are sharded, before it has optimizers.
 * `ids`, an `IdMap` class (`id_map.py`): gives rows of tables to raw ids; at most one.
+* `tuner`, a `Tuner` class `(session)`: may change how later steps round, from a step on that the run's files have.
 * `watcher`, a `Watcher` class without options: watches the run, and changes none of its bits.
 """
 
@@ -57,7 +58,13 @@ EXTENSIONS = {
     "segments": Extension(
         places={"driver": "trainer.extensions.segments.segments:Segments"}, key=_set("data.segments.path")
     ),
-    "compiled": Extension(places={"wrap": "trainer.extensions.compiled:compile_dense_part"}, key=_set("train.compile")),
+    "compiled": Extension(
+        places={"wrap": "trainer.extensions.compiled.compile:compile_dense_part"},
+        key=lambda config: "train.compile" if config.train.compile is True else None,
+    ),
+    "compiled_when_it_pays": Extension(
+        places={"tuner": "trainer.extensions.compiled.when_it_pays:CompileWhenItPays"}, always=True
+    ),
     "managed_ids": Extension(places={"ids": "trainer.extensions.managed_ids.managed_ids:ManagedIds"}, key=_managed_ids),
     "histograms": Extension(
         places={"watcher": "trainer.extensions.histograms:Histograms"}, key=_set("report.histograms_every_steps")

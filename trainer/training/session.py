@@ -6,9 +6,9 @@ about the order of events (`step_loop.py`): each method does a single thing that
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from torch import nn
 
@@ -63,6 +63,14 @@ class ClaimedRun:
             print(without_secrets(text), flush=True)
 
 
+class Tuner(Protocol):
+    """May change how later steps round, from a step on that the run's files have."""
+
+    def after_step(self, step: int) -> None:
+        """Called on every rank after a step, before the step is saved."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """A training run, ready to train.
@@ -80,6 +88,7 @@ class Session:
         stop_requests: Signals that request a stop.
         watchdog: Reports a rank that is stuck.
         step_state: State that a step leaves to later steps.
+        tuners: What extensions may change of how later steps are computed.
     """
 
     claimed: ClaimedRun
@@ -94,6 +103,7 @@ class Session:
     stop_requests: StopRequests
     watchdog: Watchdog
     step_state: StepState
+    tuners: list[Tuner] = field(default_factory=list)
 
     @property
     def config(self) -> Config:
@@ -137,6 +147,11 @@ class Session:
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
         for watcher in self.claimed.watchers:
             watcher.after_step(self.view, step)
+
+    def tune(self, step: int) -> None:
+        """Lets extensions change how later steps are computed."""
+        for tuner in self.tuners:
+            tuner.after_step(step)
 
     def _rates(self, step: int) -> dict[str, float]:
         return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}

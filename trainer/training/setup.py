@@ -157,6 +157,7 @@ def session_of(job: Job, order: EpochOrder, model: ShardedModel | None = None) -
         )
         if origin is not None:
             announce(session, origin)
+        session.tuners.extend(tuner(session) for tuner in found(config, "tuner"))
         for watcher in claimed.watchers:
             watcher.begin(session.view, order.steps_done, order.last_step)
         yield session

@@ -21,6 +21,7 @@ def take_steps(session: Session, training_step: TrainingStep) -> int:
         # before the evaluation, so that a failure or a stop during the evaluation loses no steps.
         result = training_step.take(step, session.batches)
         session.record(step, result)
+        session.tune(step)
         action = session.requested_action(step)
         if session.save_due(step) or step == last or action is Action.SAVE:
             session.save(step)

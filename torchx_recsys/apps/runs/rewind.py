@@ -26,6 +26,7 @@ from trainer.core.outcome import STOPPED_WORD
 from trainer.core.run_directory import RunDirectory
 from trainer.core.secrets import place, without_secrets
 from trainer.core.storage import named
+from trainer.extensions.compiled import DECIDED
 from trainer.training.resume import REWIND
 
 Line = Mapping[str, Any]
@@ -100,6 +101,8 @@ def _copy(run: RunDirectory, target: RunDirectory, record: dict[str, Any]) -> No
     step, checkpoints = record["step"], Checkpoints(target)
     checkpoint = RunDirectory(Checkpoints(run).url(step), run.key)
     texts = {name: _read(checkpoint, name) for name in ("config.toml", "plan.json")}
+    if (decided := run.read(DECIDED)) is not None:  # or the run would decide anew when to compile, and round elsewhere
+        texts[DECIDED] = decided
     with named(target.key, target.url):
         target.fs.makedirs(target.path())
         target.write_json(REWIND, record)

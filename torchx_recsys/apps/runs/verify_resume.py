@@ -22,6 +22,7 @@ from trainer.core.console import plural
 from trainer.core.errors import InputError
 from trainer.core.outcome import FAILED
 from trainer.core.run_directory import RunDirectory
+from trainer.extensions.compiled import DECIDED
 
 LEAST_STEPS = 4
 TOLERANCE = 1e-5  # for another number of ranks, which sums in a different order
@@ -147,6 +148,7 @@ class ComparedRuns:
     def _train_and_kill(self) -> None:
         for _ in range(KILL_ATTEMPTS):
             shutil.rmtree(self.folder / "interrupted", ignore_errors=True)
+            self._decide_as_baseline()
             with start_job(*self._job("interrupted", self.config, self.ranks)) as job:
                 while job.poll() is None and not any(2 * step >= self._steps for step in self._saved_steps()):
                     time.sleep(POLL_SECONDS)
@@ -157,6 +159,12 @@ class ComparedRuns:
             if saved[-1] < self._steps:
                 return
         raise InputError(f"--steps is {self._steps}, which are done before the job can be killed; use more")
+
+    def _decide_as_baseline(self) -> None:
+        """Has the interrupted run compiled from the step on that the baseline was: each measures its own steps."""
+        if (decided := self.folder / "baseline" / DECIDED).exists():
+            (self.folder / "interrupted").mkdir()
+            shutil.copy(decided, self.folder / "interrupted")
 
     @property
     def _steps(self) -> int:

@@ -38,7 +38,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "the cut: overflows skipped": {"train.nonfinite": "skip"},
     "4 microbatches": {"train.micro_batches": 4},
     "compiled": {"train.compile": True},
-    "a fused dense optimizer": {"optimizer.dense.fused": True},
+    "a dense optimizer that is not fused": {"optimizer.dense.fused": False},
     "bf16": {"train.precision": "bf16"},
     "fp16": {"train.precision": "fp16"},
     "clipped norm": {"optimizer.dense.max_norm": 1.0},

@@ -11,7 +11,6 @@ import torch
 from command import run_trainer, start_trainer, write_config
 from jobs import config, launch_rounds, losses, saved_tensors
 from small_disk import fill, mounted_disk
-from trainer_process import committed
 
 from trainer.config.root import Config
 from trainer.extensions.compiled import DECIDED
@@ -120,11 +119,24 @@ def wait_for_step(out, job, step):
 
 
 @needs_compiler
+@pytest.mark.more("compiles another model")
+def test_the_random_numbers_of_ones_own_layers_follow_from_the_step(rows, own_cache, tmp_path):
+    settings = tree(rows, model__name="custom:Dropped")
+    expect_seconds(settings, 0.0)
+    whole, resumed = ({"config": settings, "out": str(tmp_path / name)} for name in ("whole", "resumed"))
+    launch_rounds([(1, [whole])], tmp_path)
+    assert decided(tmp_path / "whole")["first_step"] == MEASURED + 1
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / f"resumed/checkpoints/step-{STEPS:09d}")
+    launch_rounds([(1, [resumed | {"resume": "must"}])], tmp_path)
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+
+
+@needs_compiler
 @pytest.mark.more("three runs on several ranks")
 def test_another_number_of_ranks_goes_on_from_the_same_step(rows, whole, cache, tmp_path):
     shutil.copytree(whole / "auto", tmp_path / "run")
-    for step in committed(tmp_path / "run")[1:]:
-        shutil.rmtree(tmp_path / f"run/checkpoints/step-{step:09d}")
+    shutil.rmtree(tmp_path / f"run/checkpoints/step-{STEPS:09d}")
     launch_rounds([(2, [{"config": tree(rows), "out": str(tmp_path / "run"), "resume": "must"}])], tmp_path)
     assert decided(tmp_path / "run") == decided(whole / "auto")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole / "auto"), rtol=1e-5)
@@ -167,7 +179,7 @@ WHY = {
     "a scaled loss": ({"train__precision": "fp16"}, "not compiled, as one graph cannot hold the dense part, its loss"),
     "a weight in a lambda": (
         {"model__name": "custom:Scaled"},
-        "not compiled, as that failed: a weight has no gradient",
+        "not compiled, as that failed: Please convert all",
     ),
     "a lock": ({"model__name": "custom:Locked"}, "not compiled, as that failed: cannot pickle"),
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -58,7 +59,8 @@ class Trace:
             mode.from_tensor(value.detach(), symbolic_context=_sizes(value, grows))
             for value, grows in zip(self._inputs, self._grows, strict=True)
         ]
-        with mode, torch.no_grad():
+        # Python's dispatcher knows operations of sizes without values that C++ has not, such as dropout.
+        with enable_python_dispatcher(), mode, torch.no_grad():
             self._module = make_fx(function)(*fake)
 
     def key(self) -> str:

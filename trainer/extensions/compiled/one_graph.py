@@ -93,7 +93,11 @@ class LossWithGradients:
         """Computes the loss of the local batch and the model's outputs, and already the gradients for backward."""
         embeddings = self._tables(batch.sparse).values()
         if self._graph is None:
-            self._made(self._make_graph(embeddings, batch))
+            # Random numbers that are drawn to make the graph are those of the step, which draws them once more.
+            devices = [self._context.device] if self._context.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):
+                why = self._make_graph(embeddings, batch)
+            self._made(why)
         if self._graph is None:
             return self._model(batch)
         if self._is_replayed:  # or the loss of the step before, which is still there, would keep its memory
@@ -190,23 +194,21 @@ class _LossAndGradients:
     def take(self, *inputs: Tensor) -> list[Tensor]:
         """Returns the gradients of weights and embeddings, the loss, and the predictions."""
         trained, others = len(self._names), len(self._others)
-        weights, rest = [*inputs[:trained]], inputs[trained : trained + others]
+        # Not by torch.func as below, whose tensors know dropout only where sizes have values.
+        weights = [weight.detach().requires_grad_() for weight in inputs[:trained]]
         embeddings, keys, *of_batch = inputs[trained + others :]
+        embeddings = embeddings.detach().requires_grad_()
         batch = Batch(sparse=_NO_IDS, **dict(zip(DENSE_FIELDS, of_batch, strict=True)))
-
-        def loss_of(weights: list[Tensor], embeddings: Tensor) -> tuple[Tensor, Predictions]:
-            tensors = dict(zip((*self._names, *self._others), (*weights, *rest), strict=True))
-            return self._loss(tensors, embeddings, batch)
-
+        tensors = dict(zip((*self._names, *self._others), (*weights, *inputs[trained:][:others]), strict=True))
         before, self._samples.keys = self._samples.keys, keys
         try:
-            (of_weights, of_embeddings), (loss, predictions) = grad_and_value(loss_of, (0, 1), has_aux=True)(
-                weights, embeddings
-            )
+            with torch.enable_grad():
+                loss, predictions = self._loss(tensors, embeddings, batch)
+                gradients = torch.autograd.grad(loss, [*weights, embeddings])
         finally:
             self._samples.keys = before
         self.predicted = [*predictions]
-        return [*of_weights, of_embeddings, loss, *predictions.values()]
+        return [*gradients, loss.detach(), *predictions.values()]
 
     def _loss(self, tensors: dict[str, Tensor], embeddings: Any, batch: Batch) -> tuple[Tensor, Predictions]:
         loss, outputs = functional_call(self._dense_part, tensors, (replace(batch, sparse=embeddings),))

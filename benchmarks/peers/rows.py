@@ -12,6 +12,9 @@ from trainer.config.root import load_config
 MOVIELENS = ("item_id", "gender", "occupation")
 LARGE_ROWS, LARGE_TEST_ROWS, LARGE_DENSE = 131_072, 16_384, 13
 LARGE_TABLES = [1000 * (1 + place % 13) for place in range(26)]
+ITEMS, LONGEST, SHORTEST = 10_000, 200, 50
+HISTORIES, TEST_HISTORIES = 4096, 1024
+NO_ITEM = -1
 
 
 def movielens(folder: Path) -> tuple[list[int], int]:
@@ -35,6 +38,28 @@ def made_up(folder: Path) -> tuple[list[int], int]:
         logits = dense[:, 0] / 2 + sum(effect[ids[:, place]] for place, effect in enumerate(effects))
         write(folder, split, dense, ids, (random.random(count) < 1 / (1 + np.exp(-logits))).astype(np.float32))
     return LARGE_TABLES, LARGE_DENSE
+
+
+def histories(folder: Path) -> tuple[list[int], int]:
+    """Writes items after histories of earlier ones, with labels by the item; returns rows of tables and no dense."""
+    random = np.random.default_rng(0)
+    effects = random.standard_normal(ITEMS)
+    for split, count in (("train", HISTORIES), ("test", TEST_HISTORIES)):
+        ids = random.integers(0, ITEMS, (count, LONGEST + 1))
+        lengths = random.integers(SHORTEST, LONGEST + 1, count)
+        ids[np.arange(LONGEST + 1) < LONGEST - lengths[:, None]] = NO_ITEM
+        labels = (random.random(count) < 1 / (1 + np.exp(-effects[ids[:, -1]]))).astype(np.float32)
+        write_histories(folder, split, ids, labels)
+    return [ITEMS], 0
+
+
+def write_histories(folder: Path, split: str, ids: np.ndarray, labels: np.ndarray) -> None:
+    """Writes the rows of a split: in each the history, after `NO_ITEM` where it is shorter, and last the item."""
+    lists = pa.array([row[row != NO_ITEM] for row in ids[:, :-1]], pa.list_(pa.int64()))
+    columns = {"item": ids[:, -1], "history": lists, "label": labels}
+    (folder / split).mkdir(parents=True)
+    pq.write_table(pa.table(columns), folder / split / "part-0.parquet")
+    np.savez(folder / f"{split}.npz", dense=np.empty((len(ids), 0), np.float32), ids=ids, labels=labels)
 
 
 def write(folder: Path, split: str, dense: np.ndarray, ids: np.ndarray, labels: np.ndarray) -> None:

@@ -6,6 +6,7 @@ Imports nothing of this project: a peer's environment has only the peer and what
 import importlib
 import json
 import re
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 
 STEPS: list[float] = []
 """The time of the end of every step, in seconds since 1970."""
+TABLE_RATE = 0.005
+"""Learning rate of row-wise Adagrad, which this project and TorchRec update tables with."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Case:
 
     Attributes:
         folder: Has `train.npz` and `test.npz`, and the same rows as Parquet in `train` and `test`.
-        model: `deepfm` or `dlrm`.
+        model: `deepfm`, `dlrm` or `hstu`.
         tables: Rows of each table.
         dense: Number of dense features.
         dim: Columns of an embedding.
@@ -31,6 +34,8 @@ class Case:
         epochs: Passes over the rows.
         learning_rate: Of Adam.
         threads: Of torch.
+        history: The longest history of `hstu`.
+        units: Units of `hstu`.
         started: When the process was started, in seconds since 1970.
     """
 
@@ -44,10 +49,15 @@ class Case:
     epochs: int
     learning_rate: float
     threads: int
+    history: int
+    units: int
     started: float
 
     def rows(self, split: str) -> tuple:
-        """Returns the dense features `[N, D]` float32, ids `[N, T]` int64 and labels `[N]` float32 of a split."""
+        """Returns the dense features `[N, D]` float32, ids `[N, T]` int64 and labels `[N]` float32 of a split.
+
+        Ids for `hstu` are the history, after -1 where it is shorter than the longest, and last the item, in one table.
+        """
         import numpy as np
 
         with np.load(Path(self.folder, f"{split}.npz")) as found:
@@ -91,10 +101,13 @@ def main(loop: str, case_file: str) -> None:
     found = importlib.import_module(loop).train(case)
     a_pass = len(STEPS) // case.epochs
     ends = [STEPS[start : start + a_pass] for start in range(0, a_pass * case.epochs, a_pass)]
+    # The first pass warms up. Between the steps of a pass, as there may be an evaluation after it.
+    rates = [case.batch * (len(one) - 1) / (one[-1] - one[0]) for one in ends[1:]]
     measured = {
         "first_step_seconds": STEPS[0] - case.started,
-        # The first pass warms up. Between the steps of a pass, as there may be an evaluation after it.
-        "samples_per_second": [case.batch * (len(one) - 1) / (one[-1] - one[0]) for one in ends[1:]],
+        # What the first pass takes beyond its steps, as some compile more than once.
+        "start_seconds": ends[0][-1] - case.started - case.batch * a_pass / statistics.median(rates),
+        "samples_per_second": rates,
         "peak_bytes": _peak_bytes(),
         "auc": found,
     }

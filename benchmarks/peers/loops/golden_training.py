@@ -4,7 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from run import Case, auc
+from run import TABLE_RATE, Case, auc
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
@@ -51,7 +51,7 @@ def train(case: Case) -> float:
         model: nn.Module = DLRMTrain(DLRM(tables, case.dense, [case.layers[0], case.dim], [*case.layers, 1]))
     else:
         model = WithLoss(SimpleDeepFMNN(case.dense, tables, case.layers[0], case.dim))
-    apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.05})
+    apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": TABLE_RATE})
     sharded = DistributedModelParallel(model, device=torch.device("cpu"), sharders=[EmbeddingBagCollectionSharder()])
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),

@@ -63,7 +63,7 @@ PLAIN, DEFAULTS, EAGER = (
 PEERS = (  # this project right after plain torch, as a shared machine's speed changes from minute to minute
     Peer(PLAIN, "plain_loop", ("deepfm", "dlrm", "hstu")),
     Peer(DEFAULTS, "this_trainer", ("deepfm", "dlrm", "hstu")),
-    Peer(EAGER, "this_trainer_eager", ("deepfm", "dlrm")),
+    Peer(EAGER, "this_trainer_eager"),
     Peer("TorchRec as in golden_training", "golden_training", ("deepfm", "dlrm")),
     Peer("torch-rechub", "rechub_trainer", package="torch-rechub==0.9.0", needs=("pandas", "scikit-learn"), every=3),
     Peer("deepctr-torch", "deepctr_fit", package="deepctr-torch==0.3.0", needs=("scikit-learn",), every=3),

@@ -30,7 +30,7 @@ def tree(rows, **changes):
 
 def expect_seconds(settings, seconds):
     """Has a job of this process's environment believe that compiling takes so long."""
-    file = Costs(Config.model_validate(settings))._file
+    file = Costs(Config.model_validate(settings)).file
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"key": "none", "seconds": seconds}))
 

@@ -2,7 +2,7 @@
 
 torch.compile has a cache of its own, with which a start still takes 3 s of processor time: it imports the compiler and
 goes through the whole function again. A file of AOTInductor needs the trace alone, 0.5 s, to know that it is the right
-one. Its code is that of torch.compile, bit for bit, and its calls, which check nothing in Python, take a fifth less.
+one, and its calls, which check nothing in Python, take a fifth less.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from trainer.config.root import Config
 from trainer.core.storage import digest
 
+LEAST_SIZE = 2
+"""The smallest batch of a graph: in a batch of 1 torch takes a size for one that is stretched to another."""
 KEPT = 64
 """Files of machine code in the cache, 0.2 to 2 MB each; the ones that were not used for longest are deleted."""
 COMPILE_SECONDS, TRACE_SECONDS = 30.0, 2.0
@@ -32,7 +35,7 @@ COMPILE_SECONDS, TRACE_SECONDS = 30.0, 2.0
 
 
 class Trace:
-    """The operations of a function, for batches of any size but 0 and 1.
+    """The operations of a function, for batches of `LEAST_SIZE` and more.
 
     Args:
         function: Takes tensors and returns a list of tensors. It may not read values, nor tensors that it is not given.
@@ -83,9 +86,10 @@ class Trace:
         import torch._inductor  # a second to import
 
         dynamic = tuple({0: torch.export.Dim.DYNAMIC} if grows else None for grows in self._grows)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
             program = torch.export.export(_Module(self._module), self._inputs, dynamic_shapes=(dynamic,))
-        return Path(str(torch._inductor.aot_compile(program.module(), self._inputs)))
+            return Path(str(torch._inductor.aot_compile(program.module(), self._inputs)))
 
 
 class _Module(torch.nn.Module):
@@ -152,17 +156,20 @@ class Costs:
 
     Args:
         config: The configuration.
+
+    Attributes:
+        file: Where it is noted.
     """
 
     def __init__(self, config: Config) -> None:
         data = config.data.model_dump(mode="json", include={"dense", "sparse", "labels", "classes"})
         model = config.model_dump(mode="json", include={"model", "tasks"})
-        self._file = folder() / f"{digest([data, model, config.train.precision])}.json"
+        self.file = folder() / f"{digest([data, model, config.train.precision])}.json"
 
     def seconds(self) -> float:
         """Returns the expected time to compile or load the dense part."""
         try:
-            found = json.loads(self._file.read_text())
+            found = json.loads(self.file.read_text())
             return TRACE_SECONDS if kept(found["key"]) else found["seconds"]
         except (OSError, ValueError, KeyError):  # a file of this size is written once and is no promise
             return COMPILE_SECONDS
@@ -173,7 +180,7 @@ class Costs:
         Raises:
             OSError: The file cannot be written.
         """
-        _write(self._file, json.dumps({"key": path.stem, "seconds": round(seconds, 1)}).encode())
+        _write(self.file, json.dumps({"key": path.stem, "seconds": round(seconds, 1)}).encode())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -98,7 +98,7 @@ class LossWithGradients:
             with torch.random.fork_rng(devices):
                 why = self._make_graph(embeddings, batch)
             self._made(why)
-        if self._graph is None:
+        if self._graph is None or len(batch.labels) < graph_file.LEAST_SIZE:
             return self._model(batch)
         if self._is_replayed:  # or the loss of the step before, which is still there, would keep its memory
             torch.compiler.cudagraph_mark_step_begin()
@@ -122,8 +122,8 @@ class LossWithGradients:
             with torch.no_grad():
                 (*of_weights, _), _, _ = graph(embeddings, batch)
             # A weight without a gradient may be one that the copy of the model cannot see, such as that of a lambda, or
-            # one that no loss depends on, which eager torch would leave alone.
-            if not all(gradient.any() for gradient in of_weights):
+            # one that no loss depends on, which eager torch would leave alone. A trace finds both.
+            if not is_cpu and not all(gradient.any() for gradient in of_weights):
                 raise ValueError("a weight has no gradient")
             return graph
 
@@ -138,7 +138,7 @@ class LossWithGradients:
         function = self._function
         trace = graph_file.Trace(function.take, function.fixed, function.of_batch(embeddings, batch), len(batch.labels))
         path = graph_file.kept(trace.key())
-        if path is None:
+        if path is None or _try(lambda: graph_file.load(path))[1]:
             path = trace.compile()
             try:
                 path = graph_file.keep(path, trace.key())

@@ -189,7 +189,7 @@ COMMANDS = {
 """Where each command's function is, its line in the list of commands, and an example for its help."""
 
 
-def read_command(words: list[str]) -> Callable[[], Any]:
+def read_command(words: list[str]) -> partial[Any]:
     """Parses a command line and returns the call to make.
 
     Args:

@@ -1,10 +1,13 @@
 """`python -m trainer.launch FLAGS -m trainer WORDS`: torchrun, for ranks that run the trainer."""
 # An interrupt is to be quiet from the first line on, also while torch is imported.
 
+import gc
+
 from trainer.core.interrupts import default_to_quiet
 from trainer.core.own_modules import find_own_first, run_copy_here
 
 if __name__ == "__main__":
+    gc.disable()  # until all is imported, see `import_quickly`
     default_to_quiet()
     run_copy_here()
     find_own_first()
@@ -15,6 +18,7 @@ from contextlib import redirect_stdout, suppress
 from importlib import metadata
 
 from trainer.commands import import_quickly, read_command
+from trainer.config.root import Config
 from trainer.core.console import quiet_libraries
 from trainer.core.errors import InputError
 from trainer.core.missing_home import settle
@@ -55,8 +59,15 @@ def _template(words: list[str]) -> RankTemplate:
     quiet_libraries()
     # Errors in the words, and help, are left to the ranks, which report them with their prefix and to the scheduler.
     with suppress(InputError, SystemExit), redirect_stdout(io.StringIO()):
-        read_command(words)
+        command = read_command(words)
+        _import_model(command.keywords.get("config"))
     return RankTemplate()
+
+
+def _import_model(config: Config | None) -> None:
+    """Imports the model of a configuration, unless it is the user's own, which each rank imports in its own way."""
+    if config and (place := import_quickly("trainer.models.builder").MODELS.get(config.model.name)):
+        import_quickly(place.partition(":")[0])
 
 
 if __name__ == "__main__":

@@ -33,11 +33,16 @@ from trainer.models.table_init import BLOCK_VALUES
 from trainer.models.tasks import ModelWithLoss
 from trainer.models.weighting import WEIGHTINGS
 from trainer.optim.dense_optimizers import dense_optimizers, freeze
+from trainer.plan.kept_part import NO_WORK, find_part
 
 CPU = torch.device("cpu")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DECIDES_NOTHING: dict[str, Any] = {
+    **{section: True for section in ("planner", "comms", "checkpoint", "report")},
+    "train": {"steps", "epochs"},
+}
+"""Keys of the configuration."""
 FLOAT = 4  # size in bytes of a value in a batch
-NO_WORK = DenseWork(flops=0, batched_flops=0, bytes=0, gradients=0, kernels=0)
 GROUPS = 8  # of samples of sequence models that are traced
 BYTES_TO_INITIALIZE = BLOCK_VALUES * (4 * 8 + 4)  # the random counters and bits of a block of a table, and its values
 
@@ -67,7 +72,9 @@ def dense_part(config: Config, world_size: int, on_gpu: bool = False) -> DensePa
     """
     # Cached without the excluded sections: plans for several clusters differ in them, but the dense part does not. Of
     # the ranks only the rows of a local batch matter.
-    return _measure(config.model_dump_json(exclude={"planner", "comms"}), *_rows(config, world_size), on_gpu)
+    shape = *_rows(config, world_size), on_gpu
+    decides = [config.model_dump(mode="json", exclude=DECIDES_NOTHING), *shape]
+    return find_part(decides, lambda: _measure(config.model_dump_json(exclude={"planner", "comms"}), *shape))
 
 
 @lru_cache(maxsize=256)

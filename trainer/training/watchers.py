@@ -4,10 +4,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from trainer.checkpoint.state_dict import State
 from trainer.config.root import Config
@@ -19,6 +18,9 @@ from trainer.core.secrets import without_secrets
 from trainer.models.base import BatchOutputs
 from trainer.run.reporter import Reporter, tolerate_failed_writes
 from trainer.training.extensions import found
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 KEY = "report.watchers"
 Curves = Mapping[str, Mapping[str, list[float]]]
@@ -68,7 +70,7 @@ class RunView:
         elif self.context.is_rank0:
             print(without_secrets(text), flush=True)
 
-    def draw(self, write: Callable[[SummaryWriter], None]) -> None:
+    def draw(self, write: "Callable[[SummaryWriter], None]") -> None:
         """Calls `write` with TensorBoard's writer, on rank 0, unless `report.tensorboard` is false."""
         if self._reporter:
             self._reporter.draw(write)

@@ -4,7 +4,7 @@
 #   docker build -t registry/trainer:1 --build-arg BASE=cuda --build-arg EXTRAS=s3 .
 #
 # BASE is `cpu`, `cuda`, or an image with Python and the matching triple of torch, torchrec and fbgemm-gpu.
-# EXTRAS are extras of the project: s3, gcs, azure, serve, safetensors, onnx, faiss, spark (for sc://; the image has no Java).
+# EXTRAS are extras of the project: s3, gcs, azure, kafka, redis, serve, safetensors, onnx, faiss, spark (for sc://; the image has no Java).
 # PIP_EXTRA_INDEX_URL is a package index that has torch's CPU builds, where the default one has not; else `cpu` has the build for
 # CUDA, with its libraries. A builder that takes the name of a stage for that of an image wants `--build-arg BASE=cpu`.
 ARG BASE=cpu
@@ -15,8 +15,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 
 FROM python AS cpu
 COPY requirements-cpu.txt ./
-# Without what only tests, extras and clients of a cluster need.
-RUN grep -vE "^(aiosmtpd|alembic|anyio|apprise|atpublic|babel|backrefs|blinker|boto3|cffi|click|colorama|colorlog|cryptography|faiss|[Ff]lask|flatbuffers|ghp-import|griffelib|h11|hypothesis|itsdangerous|kubernetes|Mako|mergedeep|mkdocs|ml_dtypes|moto|narwhals|onnx|optuna|paginate|platformdirs|plotly|py-partiql|pyasynchat|pyasyncore|pycparser|pyftpdlib|pymdown-extensions|pyrefly|pytest|pyyaml_env_tag|responses|ruff|s3transfer|SQLAlchemy|safetensors|starlette|uvicorn|watchdog|xmltodict)" requirements-cpu.txt > locked.txt \
+# The first of its two parts. Tests need the other, and extras, which EXTRAS names.
+RUN sed "/make extras/,\$d" requirements-cpu.txt > locked.txt \
     && pip install --quiet --no-deps -r locked.txt \
     && { python -c "import torch" 2> /dev/null || pip install --quiet -c locked.txt torch; } \
     && rm locked.txt requirements-cpu.txt

@@ -67,7 +67,7 @@ def test_a_check_refuses_a_planted_fault(copy, path, command):
         assert word in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("fails", ["apt-get install", "make .venv/ready", "pip", "npm", "make test", "make check"])
+@pytest.mark.parametrize("fails", ["apt-get install", "make extras", "pip", "npm", "make test", "make check"])
 def test_continuous_integration_fails_with_each_of_its_commands(tmp_path, fails):
     programs = tmp_path / ".venv/bin"
     programs.mkdir(parents=True)

@@ -81,6 +81,7 @@ def _check_out(folder: Path) -> None:
     (folder / ".torchxconfig").write_text((ROOT / ".torchxconfig").read_text() + own)
     (folder / ".venv").mkdir()
     for path in Path(sys.prefix).iterdir():
-        if path.name != "ready":
+        if path.name not in ("ready", "extras"):
             (folder / ".venv" / path.name).symlink_to(path)
-    (folder / ".venv/ready").touch()
+    for part in ("ready", "extras"):
+        (folder / ".venv" / part).touch()

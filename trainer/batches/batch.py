@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from trainer.batches.rows import NO_ID, Rows, empty, join_bags
+from trainer.batches.rows import NO_ID, Rows, empty, join_bags, take
 from trainer.config.data import BalanceConfig, CatalogueConfig, DataConfig, EvenStepsConfig
 from trainer.rules.id_lists import ids_in, pooling_weights, weights_of
 
@@ -200,12 +200,12 @@ def to_batches(
     labels = _by_row([rows.numbers[split:-1] for rows in lanes], steps)
     weights = _by_row([rows.numbers[-1:] for rows in lanes], steps)
     groups = _by_row([rows.groups for rows in lanes], steps)
-    ids, bags = _by_step([rows.ids for rows in lanes], steps), join_bags([rows.bags for rows in lanes])
+    (ids, has_gaps), bags = _by_step([rows.ids for rows in lanes], steps), join_bags([rows.bags for rows in lanes])
     of_steps = to_tensor(np.array(scales, np.float32))
     return [
         Batch(
             dense=dense[step],
-            sparse=_to_jagged(ids[step], bags, config),
+            sparse=_to_jagged(ids[step], has_gaps, bags, config),
             labels=labels[step],
             weights=weights[step].view(-1),
             scale=of_steps[step],
@@ -221,32 +221,39 @@ def _by_row(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
     """Regroups the lanes' blocks of columns, `[C, steps * R]` each, to `[lanes * R, C]` for each step."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
     joined = empty_tensor((steps, len(blocks), rows, columns), blocks[0].dtype)
-    for lane, block in enumerate(blocks):
+    target = joined.numpy()
+    for lane, block in enumerate(blocks if columns else ()):
         # Joined and transposed in a single pass. A transposed view would be transposed again by each user.
-        joined.numpy()[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
+        target[:, lane] = block.reshape(columns, steps, rows).transpose(1, 2, 0)
     return parts(joined.view(steps, len(blocks) * rows, columns))
 
 
-def _by_step(blocks: Sequence[np.ndarray], steps: int) -> list[Tensor]:
-    """Regroups the lanes' blocks of columns, `[C, steps * R]` each, to `[C, lanes * R]` for each step."""
+def _by_step(blocks: Sequence[np.ndarray], steps: int) -> tuple[list[Tensor], bool]:
+    """Regroups the lanes' ids, `[C, steps * R]` each, to `[C, lanes * R]` for each step; also finds if any is NO_ID."""
     columns, rows = len(blocks[0]), blocks[0].shape[1] // steps
     joined = empty_tensor((steps, columns, len(blocks), rows), blocks[0].dtype)
+    target, has_gaps = joined.numpy(), False
     for lane, block in enumerate(blocks):
-        joined.numpy()[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
-    return parts(joined.view(steps, columns, len(blocks) * rows))
+        has_gaps = has_gaps or block.min(initial=0) == NO_ID  # the copy then finds the block in the cache
+        target[:, :, lane] = block.reshape(columns, steps, rows).transpose(1, 0, 2)
+    return parts(joined.view(steps, columns, len(blocks) * rows)), has_gaps
 
 
-def _to_jagged(ids: Tensor, bags: dict[str, pa.LargeListArray], config: DataConfig) -> KeyedJaggedTensor:
+def _to_jagged(
+    ids: Tensor, has_gaps: bool, bags: dict[str, pa.LargeListArray], config: DataConfig
+) -> KeyedJaggedTensor:
     """Returns the ids feature by feature; ids and lengths are int32, which halves the bytes that ranks exchange."""
     # Most data has only single ids. The first two cases serve it without a loop over features; without nulls, a block
     # of single ids already has TorchRec's layout.
     rows = ids.numpy()
-    if not bags and (rows.size == 0 or rows.min() > NO_ID):
+    if not bags and not has_gaps:
         values, lengths, of_features = ids.view(-1), _constant(1, rows.size, np.int32), len(rows) * [rows.shape[1]]
     elif not bags:
-        present = rows > NO_ID
-        values, lengths = to_tensor(rows[present]), to_tensor(present.reshape(-1).astype(np.int32))
-        of_features = present.sum(axis=1).tolist()
+        present = (rows > NO_ID).reshape(-1)
+        places = np.flatnonzero(present)  # with `take`, faster than indexing by `present`
+        values, lengths = empty_tensor(places.shape, rows.dtype), to_tensor(present.astype(np.int32))
+        take(rows.reshape(-1), places, values.numpy())
+        of_features = [int(np.count_nonzero(of_feature)) for of_feature in present.reshape(rows.shape)]
     else:
         single = zip((name for name in config.sparse if name not in bags), rows, strict=True)
         found = {name: (row[row > NO_ID], row > NO_ID) for name, row in single}

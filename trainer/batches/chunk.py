@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import NoReturn
 
 import numpy as np
@@ -107,8 +108,7 @@ def dense_values(name: str, feature: DenseFeature, chunk: Chunk) -> np.ndarray:
     raw = _raw_vectors(name, feature, chunk) if feature.width else _raw_numbers(name, feature, chunk)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         values = transformed(raw, feature)
-        good = np.isfinite(values.max(initial=0) - values.min(initial=0))  # faster than a mask
-    if not good:
+    if not (isfinite(values.max(initial=0)) and isfinite(values.min(initial=0))):  # faster than a mask
         why = f"has no finite value under the transform '{feature.transform}'"
         if feature.width:
             row, place = np.argwhere(~np.isfinite(values))[0]

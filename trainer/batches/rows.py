@@ -91,19 +91,27 @@ class Rows:
     def __len__(self) -> int:
         return self.numbers.shape[1]
 
+    @property
+    def _blocks(self) -> tuple[np.ndarray, ...]:
+        return self.numbers, self.ids, self.groups, self.hard_negatives, self.costs
+
     def slice(self, start: int, stop: int) -> "Rows":
         """Returns the rows in `[start, stop)`, without a copy."""
         bags = {name: bag.slice(start, stop - start) for name, bag in self.bags.items()}
-        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives, self.costs)
-        numbers, ids, *others = (block[:, start:stop] for block in blocks)
+        numbers, ids, *others = [block[:, start:stop] for block in self._blocks]
         return Rows(numbers, ids, bags, *others)
 
     def take(self, places: np.ndarray) -> "Rows":
         """Returns the rows at some places, in the order of the places."""
-        bags = {name: bag.take(pa.array(places)) for name, bag in self.bags.items()}
-        blocks = (self.numbers, self.ids, self.groups, self.hard_negatives, self.costs)
-        numbers, ids, *others = (_take_block(block, places) for block in blocks)
-        return Rows(numbers, ids, bags, *others)
+        return Rows.gather([self], places)
+
+    @staticmethod
+    def gather(parts: Sequence["Rows"], places: np.ndarray) -> "Rows":
+        """Returns the rows at some places of several parts, which follow one another."""
+        joined, order = join_bags([part.bags for part in parts]), pa.array(places)
+        blocks = zip(*(part._blocks for part in parts), strict=True)
+        numbers, ids, *others = (_gather_blocks(of_parts, places) for of_parts in blocks)
+        return Rows(numbers, ids, {name: bag.take(order) for name, bag in joined.items()}, *others)
 
     def fill(self, data: DataConfig, rows: "Rows", columns: DataConfig) -> None:
         """Copies dense features, single ids and groups of other rows into the first of these rows.
@@ -165,11 +173,12 @@ def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
     column.take(places, out=out, mode="wrap")  # the default, "raise", would buffer the output
 
 
-def _take_block(block: np.ndarray, places: np.ndarray) -> np.ndarray:
-    # Column by column, because NumPy would first copy a slice of a block to make it contiguous.
-    taken = empty_block(len(block), len(places), block.dtype)
-    for column, out in zip(block, taken, strict=True):
-        take(column, places, out)
+def _gather_blocks(blocks: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray:
+    # Column by column, because a joined column stays in the cache, and NumPy would first copy a slice of a block to make
+    # it contiguous.
+    taken = empty_block(len(blocks[0]), len(places), blocks[0].dtype)
+    for *columns, out in zip(*blocks, taken, strict=True):
+        take(np.concatenate(columns) if len(columns) > 1 else columns[0], places, out)
     return taken
 
 

@@ -33,8 +33,8 @@ class WindowRows:
         """Returns the rows of a window in the given order; None for the order of the files."""
         if len(window.row_slices) == 1 and window.row_slices[0].group not in self._shared:
             return self._decode(window.row_slices[0], order)
-        rows = Rows.join([self._rows(one) for one in window.row_slices])
-        return rows if order is None else rows.take(order)
+        parts = [self._rows(one) for one in window.row_slices]
+        return Rows.join(parts) if order is None else Rows.gather(parts, order)
 
     def _rows(self, row_slice: RowSlice) -> Rows:
         found = self._shared.get(row_slice.group)

@@ -82,8 +82,11 @@ class RowGroupReader:
                 column = stack.enter_context(self._reader.open(file.url, group.index, stored))
 
             def read(name: str) -> pa.ChunkedArray:
-                with readable(refused):
+                try:
                     found = column(name)
+                except Exception:  # entered here only, as it takes as long as all other Python around a read
+                    with readable(refused):
+                        raise
                 _check_as_listed(file, group, name, found, where)
                 return found
 

@@ -12,7 +12,7 @@ import pydantic
 from trainer.core.arrays import mix, splitmix64
 from trainer.core.errors import InputError
 from trainer.rules.base import IdRule, RefusedId, SparseKeys
-from trainer.rules.plain_types import id_type, is_missing, is_string, zero_filled
+from trainer.rules.plain_types import WHOLE, id_type, is_missing, is_string, zero_filled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,10 +116,14 @@ class Hash(IdRule):
         return unsigned_modulo(splitmix64(ids ^ salt if salt else ids), self.rows)
 
 
+UNSIGNED = {np.dtype(dtype).itemsize: np.dtype(dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)}
+
+
 def greatest(ids: np.ndarray) -> tuple[int, bool]:
     """Returns the greatest integer by its bits, and whether any integer is negative, which shows as a huge number."""
-    highest = int(ids.view(f"u{ids.itemsize}").max(initial=0))  # one pass for both
-    return highest, highest > np.iinfo(ids.dtype).max
+    bits = ids if ids.dtype.kind == "u" else ids.view(UNSIGNED[ids.itemsize])
+    highest = int(np.maximum.reduce(bits, initial=0))  # one pass for both
+    return highest, ids.dtype.kind == "i" and highest >> (8 * ids.itemsize - 1) > 0
 
 
 def is_outside(ids: Any, low: int, high: int) -> Any:
@@ -146,7 +150,7 @@ def salted(ids: np.ndarray, salt: int) -> np.ndarray:
 
 def as_integers(ids: pa.Array) -> np.ndarray:
     """Returns integers unchanged and strings hashed, `[N]`; nulls as 0 or the empty string."""
-    if is_string(ids.type):
+    if ids.type.id not in WHOLE and is_string(ids.type):
         return hash_text(ids.fill_null("") if ids.null_count else ids)
     return zero_filled(ids)
 

@@ -14,6 +14,8 @@ FLOAT32 = pa.float32()
 SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # a second in Arrow's units of time
 WIDEST_DECIMAL = pa.decimal256(76, 0)
 # By number: a chain of `pa.types` functions takes microseconds for each column of each window.
+WHOLE = {pa.from_numpy_dtype(f"{kind}{size}").id for kind in "iu" for size in (1, 2, 4, 8)}
+NUMBERS = WHOLE | {dtype.id for dtype in (pa.bool_(), pa.float16(), pa.float32(), pa.float64())}
 STRINGS = {dtype.id for dtype in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())}
 LISTS = {make(pa.null()).id for make in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)}
 LISTS.add(pa.list_(pa.null(), 1).id)
@@ -22,7 +24,7 @@ INTEGERS = "where booleans, decimals without a fraction, dates and times count a
 
 def plain_type(dtype: pa.DataType) -> pa.DataType:
     """Returns the type of a column's values without their layout; all lists are large lists."""
-    if pa.types.is_primitive(dtype):  # most columns
+    if dtype.id in NUMBERS or pa.types.is_primitive(dtype):  # most columns
         return dtype
     if isinstance(dtype, pa.BaseExtensionType):
         return plain_type(dtype.storage_type)
@@ -118,6 +120,8 @@ def meaning_in_lists(dtype: pa.DataType, of_ids: bool) -> str | None:
 
 def to_plain(array: pa.Array) -> pa.Array:
     """Returns a column's values without their layout; strings may stay dictionary-encoded, and lists of any width."""
+    if array.type.id in NUMBERS:
+        return array
     if isinstance(array, pa.ExtensionArray):
         return to_plain(array.storage)
     if isinstance(array, pa.RunEndEncodedArray):
@@ -150,6 +154,8 @@ def to_numbers(array: pa.Array) -> pa.Array:
     Times of day count from midnight. Times with a zone are in UTC, as Arrow stores them.
     """
     dtype = array.type
+    if dtype.id in NUMBERS:
+        return array
     if _has_lists(dtype):
         return _map_lists(to_numbers, array)
     if pa.types.is_null(dtype):
@@ -176,6 +182,8 @@ def to_ids(array: pa.Array) -> pa.Array:
         pa.ArrowInvalid: A decimal has more than 64 bits.
     """
     dtype = array.type
+    if dtype.id in WHOLE:
+        return array
     if _has_lists(dtype):
         value = dtype.value_type
         return array if pa.types.is_integer(value) or is_string(value) else _map_lists(to_ids, array)

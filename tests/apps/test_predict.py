@@ -11,6 +11,7 @@ from command import run_trainer
 from jobs import config, launch, write_rows
 from predictions import OUTPUTS, STEPS, by_hand, columns_of_every_type, parts, read, train, write_data
 
+from torchx_recsys.apps.predict.parts import PartFile
 from trainer.__main__ import main as trainer
 
 SMALL = ("--rows-per-part", "96", "--batch-size", "48")
@@ -85,6 +86,29 @@ def test_columns_of_every_type_pass_through(data, run, predict, tmp_path, monkey
     found = read(folder)
     source = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "rich").iterdir())])
     assert found.select(source.column_names).combine_chunks().equals(source.combine_chunks())
+
+
+def test_integers_close_together_are_packed_and_all_values_stay():
+    table = pa.table(
+        {
+            "close": pa.array([2**64 - 1, None, 2**64 - 3], pa.uint64()),
+            "far": [1, 2**40, 3],
+            "empty": pa.array([None] * 3, pa.int64()),
+            "dotted.name": pa.array([-128, 127, 0], pa.int8()),
+            "list": [[1], None, [2, 3]],
+            "text": ["a", "b", "a"],
+        }
+    )
+    written = []
+    part = PartFile(6, (), written.append)
+    part.add(table)
+    part.add(table)
+    found = pq.ParquetFile(pa.BufferReader(written[0]))
+    assert found.read().equals(pa.concat_tables([table, table]))
+    columns = [found.metadata.row_group(1).column(place) for place in range(found.metadata.num_columns)]
+    packed = [column.path_in_schema for column in columns if "DELTA_BINARY_PACKED" in column.encodings]
+    assert packed == ["close", "dotted.name"]
+    assert all(("RLE_DICTIONARY" in column.encodings) != (column.path_in_schema in packed) for column in columns)
 
 
 def test_only_named_columns_are_kept_or_none(predict, tmp_path):

@@ -145,6 +145,14 @@ def test_rows_slice_and_join():
     assert joined.numbers[-1].tolist() == [1, 1, 1, 1, 0]
 
 
+def test_rows_of_several_parts_are_gathered_as_from_their_join():
+    rows, places = sparse(pa.array([[1], [2, 3], [], [4]])), np.array([3, 0, 2, 1])
+    gathered, joined = Rows.gather([rows.slice(2, 4), rows.slice(0, 2)], places), Rows.join([rows.slice(2, 4), rows])
+    assert lists(gathered.bags["id"]) == lists(joined.take(places).bags["id"]) == [[2, 3], [], [1], [4]]
+    numbers = Rows.gather([rows, rows], np.arange(8)[::-1]).numbers
+    assert np.array_equal(numbers, np.concatenate([rows.numbers, rows.numbers], axis=1)[:, ::-1])
+
+
 @pytest.mark.parametrize(
     ("transform", "function"), [("none", lambda x: x), ("log1p", math.log1p), ("log3", lambda x: math.log(x + 3))]
 )

@@ -174,8 +174,8 @@ def take(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
 
 
 def _gather_blocks(blocks: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray:
-    # Column by column, because a joined column stays in the cache, and NumPy would first copy a slice of a block to make
-    # it contiguous.
+    # Column by column, because a joined column stays in the cache, and because NumPy would first copy a slice of a
+    # block to make it contiguous.
     taken = empty_block(len(blocks[0]), len(places), blocks[0].dtype)
     for *columns, out in zip(*blocks, taken, strict=True):
         take(np.concatenate(columns) if len(columns) > 1 else columns[0], places, out)

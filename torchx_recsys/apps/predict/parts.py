@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer.core.console import plural
@@ -28,6 +29,11 @@ ROW_GROUP_ROWS = 65_536  # the rows of a shuffle window, so that a run can train
 # With the default, 1 MiB, ids and outputs of 65,536 rows would all get a dictionary, although they hardly repeat:
 # writing would take 1.6 times as long, and a sixth more space.
 DICTIONARY_BYTES = 32_768
+
+# Integers that span less than this are stored as differences of few bits (DELTA_BINARY_PACKED). With 26 columns of ids
+# below 100,000 among 42, a row is written in 0.43 us in place of 0.77 and read in 0.12 in place of 0.40, and the files
+# are a sixth smaller. Integers that span more, such as hashes, would take more space than in a dictionary.
+PACKED_SPAN = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +183,37 @@ class PartFile:
             InputError: The full part cannot be written.
         """
         table = table.rename_columns([*self._names]) if self._names else table
-        self._writer = self._writer or pq.ParquetWriter(
-            self._sink, table.schema, dictionary_pagesize_limit=DICTIONARY_BYTES
-        )
+        self._writer = self._writer or _writer(self._sink, table)
         self._writer.write_table(table, ROW_GROUP_ROWS)
         self._left -= len(table) if rows is None else rows
         if not self._left:
             self._writer.close()
             self._save(self._sink.getvalue())
+
+
+def _writer(sink: io.BytesIO, table: pa.Table) -> pq.ParquetWriter:
+    """Returns a writer of tables, given the first."""
+    outline = io.BytesIO()
+    pq.write_table(table.schema.empty_table(), outline)
+    schema = pq.read_metadata(outline).schema
+    paths = [schema.column(place).path for place in range(len(schema))]  # of columns, and of the elements of lists
+    packed = [
+        field.name for field, column in zip(table.schema, table.columns, strict=True) if _is_packed(field, column)
+    ]
+    return pq.ParquetWriter(
+        sink,
+        table.schema,
+        use_dictionary=[path for path in paths if path not in packed],
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
+        column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+    )
+
+
+def _is_packed(field: pa.Field, column: pa.ChunkedArray) -> bool:
+    if not pa.types.is_integer(field.type) or column.null_count == len(column):
+        return False
+    ends = pc.min_max(column).as_py()  # pyrefly: ignore[missing-attribute]
+    return ends["max"] - ends["min"] < PACKED_SPAN
 
 
 def part_names(directory: RunDirectory) -> list[str]:

@@ -5,7 +5,7 @@ samples compares those of a lane in a step, or of the global batch. Both are the
 local batch is not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import log
 from typing import NamedTuple, Self
@@ -85,6 +85,16 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     loss.__name__: loss for loss in (binary, focal, softmax, squared, absolute, huber, poisson)
 }
 """Each takes predictions, labels, and the options of a task that `LOSS_KINDS` lists for it."""
+
+
+def side_by_side(columns: Sequence[Tensor]) -> Tensor:
+    """Returns columns `[B]` as `[B, N]`. A single column is not copied, as a copy takes a part of backward, too."""
+    return torch.stack([*columns], dim=1) if len(columns) > 1 else columns[0].unsqueeze(1)
+
+
+def total(columns: Tensor) -> Tensor:
+    """Returns the sum of columns `[B, N]` as `[B]`; a single column as it is."""
+    return columns.sum(dim=1) if columns.shape[1] > 1 else columns.squeeze(1)
 
 
 def to_logit(log_probability: Tensor) -> Tensor:

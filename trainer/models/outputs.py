@@ -62,7 +62,8 @@ def by_name(outputs: list[ModelOutput], predictions: Predictions | Tensor) -> Pr
         columns = {output.prediction: output.columns for output in outputs}
         widths = [*columns.values()]
         # A user's own model may know no pairs: it returns one column each, which the loss of a pair refuses.
-        parts = predictions.split(widths if predictions.shape[1] == sum(widths) else 1, dim=1)
+        size = widths if predictions.shape[1] == sum(widths) else 1
+        parts = predictions.split(size, dim=1) if predictions.shape[1] > 1 else [predictions]
         predictions = {name: part.squeeze(1) for name, part in zip(columns, parts, strict=True)}
     named = {name: one.float() if one.is_floating_point() else one for name, one in predictions.items()}
     scaled = {output.prediction: output for output in outputs if (output.mean, output.std) != (0.0, 1.0)}

@@ -21,7 +21,9 @@ from trainer.models.losses import (
     EarlierPairs,
     LossOverSamples,
     are_classes,
+    side_by_side,
     to_logit,
+    total,
 )
 from trainer.models.outputs import by_name, model_outputs
 from trainer.models.precision import autocast
@@ -155,7 +157,10 @@ class LossOfAllLabels:
 
     def __call__(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of each sample, `[B]`."""
-        return self._loss(torch.stack([predictions[name] for name in self._names], dim=1), batch.labels)
+        columns = [predictions[name] for name in self._names]
+        # The user's own loss may change its argument, and must not change the predictions by that.
+        logits = side_by_side(columns) if self._loss is _sum_of_binary else torch.stack(columns, dim=1)
+        return self._loss(logits, batch.labels)
 
 
 JointLoss = Callable[[Tensor, Tensor], Tensor]
@@ -163,7 +168,7 @@ JointLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _sum_of_binary(logits: Tensor, labels: Tensor) -> Tensor:
-    return LOSSES["binary"](logits, labels).sum(dim=1)
+    return total(LOSSES["binary"](logits, labels))
 
 
 class TaskLosses(nn.Module):
@@ -221,7 +226,7 @@ class TaskLosses(nn.Module):
 
     def of(self, predictions: Predictions, batch: Batch) -> Tensor:
         """Returns the loss of the local batch, whose labels are not looked at."""
-        each = torch.stack([loss(predictions, batch) for loss in self._losses], dim=1)
+        each = side_by_side([loss(predictions, batch) for loss in self._losses])
         return self.weighting(each, batch.weights, batch.scale)
 
     def named(self, output: Tensor | Predictions) -> Predictions:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.core.errors import InputError
+from trainer.models.losses import total
 
 MOST_EXCHANGES = 1000
 TOLERANCE = 1e-9  # relative to the gradient; its Gram matrix is summed in float32
@@ -45,7 +46,7 @@ class Fixed(Weighting):
 
     def forward(self, each: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
         """Returns the loss; `each` is `[B, T]`, `weights` `[B]`."""
-        return (each.sum(dim=1) * weights).sum() * scale
+        return (total(each) * weights).sum() * scale
 
 
 class Uncertainty(Weighting):

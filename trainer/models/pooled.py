@@ -91,7 +91,8 @@ class FeatureVectors(nn.Module):
         embeddings = vector[:, self._dense :].unflatten(1, (-1, self.dimension))
         if self.directions is None:
             return embeddings
-        return torch.cat([vector[:, : self._dense, None] * self.directions, embeddings], dim=1)
+        dense = vector[:, : self._dense, None].detach()  # whose gradient nobody needs
+        return torch.cat([dense * self.directions, embeddings], dim=1)
 
 
 def equal_dimension(inputs: ModelInputs) -> int:

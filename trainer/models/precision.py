@@ -1,5 +1,8 @@
 """Precision of the dense part: autocast, and TF32 on a GPU."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
 from trainer.config.train import TrainConfig
@@ -8,9 +11,9 @@ from trainer.core.errors import InputError
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+def autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Returns a block that computes in a precision; None: in the precision of the parameters."""
-    return torch.autocast(device_type, dtype, enabled=dtype is not None)
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype)
 
 
 def allow_tf32(config: TrainConfig, device: torch.device) -> None:

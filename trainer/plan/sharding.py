@@ -158,15 +158,25 @@ class PooledTables(AveragedByStep, ShardedEmbeddingBagCollection):
         if are_whole and len(self._lookups) == len(kernels) == 1 and not self._has_mean_pooling_callback:
             self._only_kernel = kernels
 
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:  # pyrefly: ignore[bad-override]
+        """Looks up a batch without a pipeline."""
+        # A dozen objects of TorchRec carry ids that go nowhere: 0.02 of 2.3 ms.
+        if not self._only_kernel:
+            return super().forward(features)
+        return self.compute_and_output_dist(None, [self._in_order_of_tables(features)])
+
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Begins to send ids to the ranks that have their rows."""
         if any(self._exchanges) and isinstance(features, SingleIds) and not self._has_mean_pooling_callback:
             return self._send_single(ctx, features)
         if not self._only_kernel:
             return super().input_dist(ctx, features)
-        if self._has_features_permute:
-            features = features.permute(self._features_order, self._features_order_tensor)  # pyrefly: ignore[bad-argument-type]
-        return KJTListSplitsAwaitable([NoWait(NoWait(features))], ctx)
+        return KJTListSplitsAwaitable([NoWait(NoWait(self._in_order_of_tables(features)))], ctx)
+
+    def _in_order_of_tables(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if not self._has_features_permute:
+            return features
+        return features.permute(self._features_order, self._features_order_tensor)  # pyrefly: ignore[bad-argument-type]
 
     def _send_single(self, ctx: Any, features: SingleIds) -> KJTListSplitsAwaitable[Any]:
         """Begins to send ids: whole tables and column shards in one exchange each, other tables as TorchRec does."""

@@ -142,6 +142,8 @@ class ProgressFile:
 
     def begin(self, begun: TrainingProgress, log: Callable[[str], None]) -> None:
         """Notes that training begins; `log` prints a line."""
+        if not os.environ.get(PROGRESS_VARIABLE):
+            return  # every step would make a record for nobody
         self._log = log
         self._now = replace(begun, **self._behind)
         self._change(at_once=True)

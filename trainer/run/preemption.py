@@ -61,7 +61,7 @@ class StopRequests:
         self._group = background_group(context)
         self._calls, self._calls_of_one = 0, -(-context.world_size // RANKS_PER_CALL)
         self._requested_at: float | None = None
-        self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
+        self._pending: tuple[torch.Tensor | Action, dist.Work | None] | None = None
         self._reduced = Action.CONTINUE
 
     @property
@@ -101,14 +101,14 @@ class StopRequests:
         value, work = self._pending
         if work:
             work.wait()
-        return Action(int(value.item()))
+        return Action(int(value))
 
     def _start_all_reduce(self, local: Action) -> None:
+        if self._context.world_size == 1:
+            self._pending = local, None
+            return
         value = torch.tensor(int(local))
-        work = None
-        if self._context.world_size > 1:
-            work = dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
-        self._pending = value, work
+        self._pending = value, dist.all_reduce(value, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def take(self, number: int) -> None:
         """Takes a signal: the first requests a stop, the next ends the process and loses unsaved steps."""

@@ -136,14 +136,11 @@ class Session:
         if result.skipped:
             self.reporter.log(f"step {step:,} is skipped: its loss or a gradient is not finite")
         with named_range("report"):
-            counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
             self.view._outputs[:] = [] if result.skipped else result.outputs
-            if self.reporter.due(step):
-                counts |= self._rates(step)
-                for watcher in self.claimed.watchers:
-                    counts |= watcher.numbers(self.view, step)
+            due = self.reporter.due(step)
+            counts = self._counts(step) if due else {}
             self.reporter.step(step, epoch, result.means, samples, self.batches.stalled_seconds, counts)
-            if self.reporter.due(step) and result.gradient_norm is None:  # clipping would have reported it
+            if due and result.gradient_norm is None:  # clipping would have reported it
                 self.reporter.draw(lambda board: board.add_scalar("train/gradient_norm", self._norm(), step))
         for watcher in self.claimed.watchers:
             watcher.after_step(self.view, step)
@@ -153,8 +150,13 @@ class Session:
         for tuner in self.tuners:
             tuner.after_step(step)
 
-    def _rates(self, step: int) -> dict[str, float]:
-        return {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
+    def _counts(self, step: int) -> dict[str, float]:
+        """Returns the values at the end of a report interval, which all ranks compute."""
+        counts = self.step_state.report(self.config.train.scales_loss) | self.model.id_map.report()
+        counts |= {f"rate/{key}": rate for key, rate in self.model.optimizers.rates(step).items()}
+        for watcher in self.claimed.watchers:
+            counts |= watcher.numbers(self.view, step)
+        return counts
 
     def _norm(self) -> float:
         return self.model.optimizers.gradient_norm()

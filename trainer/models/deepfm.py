@@ -82,11 +82,8 @@ class SecondOrder(nn.Module):
 
     def forward(self, vector: Tensor) -> Tensor:
         """Returns the sum over all pairs of features of the inner products of their factors, `[B, 1]`."""
-        # Without the gradient of the dense features, which nobody needs: 0.1 of 2.3 ms.
-        dense, embeddings = (
-            vector[:, : self._dense].detach(),
-            vector[:, self._dense :].unflatten(1, (-1, self._dimension)),
-        )
+        dense = vector[:, : self._dense].detach()  # whose gradient nobody needs; it took 0.1 of 2.3 ms
+        embeddings = vector[:, self._dense :].unflatten(1, (-1, self._dimension))
         total, squares = embeddings.sum(dim=1), embeddings.square().sum(dim=1)
         if self.dense_factors is not None:
             total = total + self.dense_factors(dense)

@@ -1,7 +1,7 @@
 """The kernel that looks up embeddings and updates tables inside backward: FBGEMM's, with its gaps on a CPU filled."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -238,7 +238,7 @@ class _Lookup:
     ) -> None:
         self._indices, self._offsets, self._weights, self._first_rows = indices, offsets, weights, first_rows
         self._bags = (len(offsets) - 1) // len(first_rows)
-        self._numbers = torch.arange(len(offsets), dtype=offsets.dtype)
+        self._numbers = _numbers(len(offsets), offsets.dtype)
         self.is_simple = is_pooled and weights is None and torch.equal(offsets, self._numbers)
         self.starts = [*range(0, len(offsets), self._bags)] if self.is_simple else offsets[:: self._bags].tolist()
 
@@ -295,6 +295,12 @@ class _Lookup:
             mode="sum",
             per_sample_weights=None if weights is None else weights.index_select(0, order),
         )
+
+
+@lru_cache(maxsize=4)
+def _numbers(count: int, dtype: torch.dtype) -> Tensor:
+    """Returns 0, 1 and so on, which batches of a size share. Never write to it."""
+    return torch.arange(count, dtype=dtype)
 
 
 def _stable_order(rows: np.ndarray) -> np.ndarray:

@@ -20,4 +20,4 @@ def test_a_benchmark_names_what_it_writes_and_takes(name, text):
 def test_a_name_that_is_wrong_is_refused_with_those_that_are_right(capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["cost"])
-    assert "no such benchmark: 'cost'; choose from attention, checkpoint_deltas, costs, " in capsys.readouterr().err
+    assert "no such benchmark: 'cost'; choose from attention, calls, checkpoint_deltas, " in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_kills_at_any_moment_leave_each_record_in_one_segment(tmp_path, request)
             assert cutter.process.poll() is None, cutter.errors
             cutter.process.kill()
             assert cutter.wait() < 0
-        assert len(manifests(tmp_path)) > 1
+        assert manifests(tmp_path)  # on a busy machine a cutter may be killed before its first cut
         ended.set()
         producer.join()
         cut(file, "--rest", "True")

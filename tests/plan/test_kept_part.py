@@ -1,6 +1,7 @@
 """The dense part that is kept between starts: found again for the same model alone."""
 
 import pytest
+from small_disk import fill, mounted_disk
 
 from torchx_recsys.planner.tables import DenseMemory, DensePart, DenseWork
 from trainer.plan import kept_part
@@ -67,3 +68,14 @@ def test_without_a_cache_training_goes_on_with_a_line(tmp_path, monkeypatch, cap
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert find_part([1], lambda: PART) == PART
     assert "the dense part is measured at every start: data.cache" in capsys.readouterr().out
+
+
+def test_with_a_full_disk_training_goes_on_with_a_line(tmp_path, monkeypatch, capsys):
+    with mounted_disk(tmp_path, 1) as disk:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(disk))
+        (disk / "torchx-recsys").mkdir()
+        fill(disk)
+        assert find_part([1], lambda: PART) == PART
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("the measured dense part is not kept for the next start: data.cache")
+    assert "No space left on device" in line

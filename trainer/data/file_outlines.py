@@ -120,10 +120,13 @@ class Cache:
         try:
             with self._named():
                 file = fs.open(partial, "wb")
-            with file:
+            try:
                 for part in parts:  # outside of `named`, because making a part can fail, too
                     with self._named():
                         file.write(part)
+            finally:
+                with self._named():  # what is left is written now
+                    file.close()
             with self._named():
                 fs.mv(partial, path) if path else self._fs.put_file(partial, self._path(name))
         finally:

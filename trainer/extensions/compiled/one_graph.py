@@ -99,7 +99,7 @@ class LossWithGradients:
                 why = self._make_graph(embeddings, batch)
             self._made(why)
         if self._graph is None or len(batch.labels) < graph_file.LEAST_SIZE:
-            return self._model(batch)
+            return self._model.losses(self._model.predict(batch), batch)
         if self._is_replayed:  # or the loss of the step before, which is still there, would keep its memory
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():

@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="it needs a 
 
 
 def tree(rows, **changes):
-    return config(rows, train__steps=STEPS, checkpoint__every_steps=7, **changes)
+    return config(rows, **{"train__steps": STEPS, "train__compile": "auto", "checkpoint__every_steps": 7} | changes)
 
 
 def expect_seconds(settings, seconds):

@@ -53,7 +53,7 @@ def config(data: Path, **changes: object) -> dict:
             "dense": {"name": "sgd", "learning_rate": 0.1},
         },
         "planner": {"min_columns": 8},
-        "train": {"steps": 20},
+        "train": {"steps": 20, "compile": False},  # or jobs that go on until they are stopped would compile first
         "report": {"interval_steps": 1, "tensorboard": False},
     }
     for path, value in changes.items():

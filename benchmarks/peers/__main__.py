@@ -31,7 +31,7 @@ from docs.generate import ROOT, table, write_measured
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 ENVIRONMENTS = ROOT / ".peers"
 MIB = 2**20
-COMPILED = "compiled"  # directory of the cache of torch.compile, empty in the first turn of a case
+COMPILED = "compiled"  # directory of the caches of compiled code, empty in the first turn of a case
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,7 @@ def run(peer: Peer, python: str, case: Case, folder: Path) -> dict:
     environment = os.environ | {
         "OMP_NUM_THREADS": str(case.threads),
         "TORCHINDUCTOR_CACHE_DIR": str(folder.resolve() / COMPILED),
+        "XDG_CACHE_HOME": str(folder.resolve() / COMPILED),
         "TQDM_DISABLE": "1",
     }
     if not peer.package:

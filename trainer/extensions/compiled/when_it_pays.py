@@ -51,7 +51,7 @@ class CompileWhenItPays:
         self._turn_on(session.order.steps_done)
 
     def after_step(self, step: int) -> None:
-        """Measures a step, and decides after the last of those that are measured."""
+        """Measures a step, and decides after the last step that is measured."""
         if self._decides_after:
             self._times.append(time.monotonic())
             if step >= self._decides_after:

@@ -165,9 +165,11 @@ def only_line(output):
     return line
 
 
-def test_without_a_compiler_a_line_says_so(rows, own_cache, tmp_path):
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_without_a_compiler_a_line_says_so(rows, own_cache, tmp_path, ranks):
+    """On several ranks, too, where a pipeline has sent the ids of the batch already."""
     expect_seconds(tree(rows), 0.0)
-    line = only_line(train(rows, tmp_path, PATH=""))
+    line = only_line(train(rows, tmp_path, ranks=ranks, PATH=""))
     assert line.startswith("train.compile = auto: not compiled, as that failed: ")
     assert "No working C++ compiler found" in line
     assert decided(tmp_path / "out")["first_step"] is None

@@ -76,7 +76,7 @@ class LossWithGradients:
     def __init__(
         self, model: ModelWithLoss, context: DistributedContext, config: Config, made: Callable[[str | None], None]
     ) -> None:
-        self._model, self._context, self._made = model, context, made
+        self._context, self._made = context, made
         self._tables = next(module for module in model.modules() if isinstance(module, PooledTables))
         self._function = _LossAndGradients(model, self._tables)
         self._costs = graph_file.Costs(config)
@@ -99,7 +99,7 @@ class LossWithGradients:
                 why = self._make_graph(embeddings, batch)
             self._made(why)
         if self._graph is None or len(batch.labels) < graph_file.LEAST_SIZE:
-            return self._model.losses(self._model.predict(batch), batch)
+            return self._function.eager(embeddings, batch)
         if self._is_replayed:  # or the loss of the step before, which is still there, would keep its memory
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
@@ -190,6 +190,13 @@ class _LossAndGradients:
     def of_batch(self, embeddings: Tensor, batch: Batch) -> list[Tensor]:
         """Returns the other inputs of `take`, from a batch and its embeddings."""
         return [embeddings, self._samples.keys, *(getattr(batch, name) for name in DENSE_FIELDS)]
+
+    def eager(self, embeddings: Any, batch: Batch) -> tuple[Tensor, BatchOutputs]:
+        """Computes the loss and the outputs without a graph.
+
+        The embeddings are not looked up again, as a pipeline has the ids of a batch for one lookup.
+        """
+        return self._dense_part(replace(batch, sparse=embeddings))
 
     def take(self, *inputs: Tensor) -> list[Tensor]:
         """Returns the gradients of weights and embeddings, the loss, and the predictions."""

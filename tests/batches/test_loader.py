@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from trainer.core.distributed import process_group
 from trainer.core.errors import InputError
 from trainer.data.dataset import RowGroup, find_files
 from trainer.data.epoch_order import Lanes, RowSlice
+from trainer.data.row_groups import find_training_files
 from trainer.training.loop import run as run_job
 from trainer.training.setup import begin_job
 
@@ -100,6 +102,53 @@ def test_every_row_once_and_the_same_batches_on_any_number_of_ranks(folder, worl
     steps = global_row_ids(folder, world, **options)
     assert sorted(itertools.chain(*steps)) == list(range(ROWS))
     assert steps == global_row_ids(folder, 1, **options)
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """A copy of the folder, whose files a test may remove."""
+    return shutil.copytree(folder, tmp_path / "copied")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("window", [ROWS // 8, ROWS])
+def test_a_small_data_set_is_decoded_once_and_its_later_epochs_are_as_ever(folder, copied, world, window):
+    options = {"world": world, "shuffle_window_rows": window * world}
+    epoch = make_loader(folder, **options).steps_per_epoch
+    alone = [run(folder, start, start + epoch, **options) for start in range(0, 3 * epoch, epoch)]
+    several = make_loader(str(copied), **options).batches(epoch - 1, 3 * epoch)
+    together = [next(several), next(several)]
+    if world == 1:  # which has read all by now; of several ranks, each needs other row groups in the next epoch
+        for file in copied.iterdir():
+            file.unlink()
+    together += several
+    for one, other in zip(alone[0][-1:] + alone[1] + alone[2], together, strict=True):
+        assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("dense", "labels", "weights"))
+        assert torch.equal(one.sparse.values(), other.sparse.values())
+        assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
+
+
+def test_a_larger_data_set_is_read_in_each_epoch(copied):
+    loader = make_loader(str(copied), shuffle_window_rows=ROWS // 8 - 1)
+    batches = loader.batches(0, 3 * loader.steps_per_epoch)
+    next(batches)
+    for file in copied.iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match="parquet"):
+        list(batches)
+
+
+def test_rows_that_are_chosen_anew_are_not_kept(folder):
+    options = {"select": {"keep_negatives": 0.5}, "labels": ["label"], "shuffle_window_rows": ROWS}
+    data = DataConfig(**(CONFIG | {"train": [folder]} | options))
+    files = find_training_files(data, seed=5)
+    lanes = Lanes(files.rows, 8, 64)
+    loader = Loader(files, data, lanes, 0, 1, 5, shuffle=True)
+    epochs = [range(loader.steps_per_epoch), range(loader.steps_per_epoch, 2 * loader.steps_per_epoch)]
+    several = list(loader.batches(0, 2 * loader.steps_per_epoch))
+    first, second = ({row for step in steps for row in row_ids(several[step])} for steps in epochs)
+    assert first != second
+    assert first == {row for batch in loader.batches(0, loader.steps_per_epoch) for row in row_ids(batch)}
 
 
 @pytest.mark.parametrize("world", [1, 3, 6, 12])

@@ -24,7 +24,7 @@ from trainer.batches.chunk import Chunk
 from trainer.batches.decode import decode
 from trainer.batches.negatives import Negatives
 from trainer.batches.rows import Rows
-from trainer.batches.windows import WindowRows, costs, dealt, dealt_to_steps
+from trainer.batches.windows import KeptRows, WindowRows, costs, dealt, dealt_to_steps
 from trainer.config.data import BalanceConfig, DataConfig
 from trainer.core.errors import InputError
 from trainer.data.dataset import FileSet
@@ -56,7 +56,8 @@ class Loader:
     """Makes a rank's batches of a data set, from any step on.
 
     A rank needs memory for about two shuffle windows of each of its lanes, and for decoded row groups that several
-    windows share: those larger than a window, and those at the border of two lanes.
+    windows share: those larger than a window, and those at the border of two lanes. A data set of no more rows than a
+    shuffle window for each of the rank's lanes stays decoded from one epoch to the next.
 
     Args:
         files: The data set.
@@ -102,6 +103,10 @@ class Loader:
                         f"{key}.features names '{name}', which has single ids, that all cost the same; leave it out"
                     )
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
+        is_small = files.rows <= len(self._share.lanes) * config.shuffle_window_rows
+        # Chosen rows are others in each epoch.
+        self._is_kept = is_small and all(group.choice is None for group in files.row_groups)
+        self._kept: KeptRows | None = None
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, before there are threads
         # Makes pyarrow import pandas, if installed, before there are threads. When several threads began this import
@@ -120,6 +125,8 @@ class Loader:
             InputError: A value in the data is not allowed, or a file is gone or damaged.
             StorageError: A file cannot be read now.
         """
+        if self._is_kept and stop > (start // self._lanes.steps + 1) * self._lanes.steps:  # there is a later epoch
+            self._kept = KeptRows()
         assembler = ThreadPoolExecutor(1, "assemble")
         threads = self._config.read_threads or _read_threads()
         # The pool of lanes is closed before the pool of columns, because lanes still submit columns to it.
@@ -131,6 +138,7 @@ class Loader:
                     yield from batches
             finally:
                 assembler.shutdown(cancel_futures=True)
+                self._kept = None
 
     def _assemble(self, start: int, stop: int, pools: "_Pools") -> Iterator[list[Batch]]:
         """Yields lists of batches; the batches of a list are made together."""
@@ -227,6 +235,9 @@ class Loader:
     ) -> WindowRows:
         """Returns the rows of the windows of some lanes."""
         by_column = partial(self._decode, epoch, pools.columns if pools else None)
+        if self._kept:
+            kept = partial(self._kept.decode, by_column)
+            return WindowRows(chain(*plan.values()), kept, kept)
         # Lanes already keep the threads busy. Decoding columns in parallel helps only where lanes are few, or wait for
         # a row group that they share.
         by_lane = by_column if pools and len(plan) < pools.threads else partial(self._decode, epoch, None)

@@ -36,6 +36,11 @@ DICTIONARY_BYTES = 32_768
 PACKED_SPAN = 1 << 24
 
 
+# Values of which the first so many hardly repeat get no dictionary, which would soon be full and given up. 13 columns
+# of numbers take half of the time to write, and no more bytes.
+FIRST_VALUES = 1024
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartLanes(Lanes):
     """A lane for each rank, with the rank's parts of a data set in order; no step has rows of two parts.
@@ -197,13 +202,14 @@ def _writer(sink: io.BytesIO, table: pa.Table) -> pq.ParquetWriter:
     pq.write_table(table.schema.empty_table(), outline)
     schema = pq.read_metadata(outline).schema
     paths = [schema.column(place).path for place in range(len(schema))]  # of columns, and of the elements of lists
-    packed = [
-        field.name for field, column in zip(table.schema, table.columns, strict=True) if _is_packed(field, column)
-    ]
+    columns = [*zip(table.schema, table.columns, strict=True)]
+    packed = {field.name for field, column in columns if _is_packed(field, column)}
+    others = [one for one in columns if one[0].name not in packed]
+    without = packed | {field.name for field, column in others if _hardly_repeats(field, column)}
     return pq.ParquetWriter(
         sink,
         table.schema,
-        use_dictionary=[path for path in paths if path not in packed],
+        use_dictionary=[path for path in paths if path not in without],
         dictionary_pagesize_limit=DICTIONARY_BYTES,
         column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
     )
@@ -214,6 +220,13 @@ def _is_packed(field: pa.Field, column: pa.ChunkedArray) -> bool:
         return False
     ends = pc.min_max(column).as_py()  # pyrefly: ignore[missing-attribute]
     return ends["max"] - ends["min"] < PACKED_SPAN
+
+
+def _hardly_repeats(field: pa.Field, column: pa.ChunkedArray) -> bool:
+    if not (pa.types.is_integer(field.type) or pa.types.is_float32(field.type) or pa.types.is_float64(field.type)):
+        return False
+    first = column[:FIRST_VALUES]
+    return 2 * pc.count_distinct(first).as_py() > len(first)  # pyrefly: ignore[missing-attribute]
 
 
 def part_names(directory: RunDirectory) -> list[str]:

@@ -104,8 +104,8 @@ class Loader:
                     )
         self._together = max(1, TOGETHER_ROWS * world_size // lanes.global_batch_size) if are_alike else 1
         is_small = files.rows <= len(self._share.lanes) * config.shuffle_window_rows
-        # Chosen rows are others in each epoch.
-        self._is_kept = is_small and all(group.choice is None for group in files.row_groups)
+        # data.select chooses other rows in each epoch.
+        self._may_keep = is_small and all(group.choice is None for group in files.row_groups)
         self._kept: KeptRows | None = None
         self._reader = RowGroupReader(files, config)
         fingerprints(config.sparse)  # reads the vocabularies now, before there are threads
@@ -125,7 +125,7 @@ class Loader:
             InputError: A value in the data is not allowed, or a file is gone or damaged.
             StorageError: A file cannot be read now.
         """
-        if self._is_kept and stop > (start // self._lanes.steps + 1) * self._lanes.steps:  # there is a later epoch
+        if self._may_keep and stop > (start // self._lanes.steps + 1) * self._lanes.steps:  # there is a later epoch
             self._kept = KeptRows()
         assembler = ThreadPoolExecutor(1, "assemble")
         threads = self._config.read_threads or _read_threads()

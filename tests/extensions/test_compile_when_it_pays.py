@@ -133,11 +133,12 @@ def test_the_random_numbers_of_ones_own_layers_follow_from_the_step(rows, own_ca
 
 
 @needs_compiler
-@pytest.mark.more("three runs on several ranks")
-def test_another_number_of_ranks_goes_on_from_the_same_step(rows, whole, cache, tmp_path):
+@pytest.mark.more("several ranks go on with a run of one")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_another_number_of_ranks_goes_on_from_the_same_step(rows, whole, cache, tmp_path, ranks):
     shutil.copytree(whole / "auto", tmp_path / "run")
     shutil.rmtree(tmp_path / f"run/checkpoints/step-{STEPS:09d}")
-    launch_rounds([(2, [{"config": tree(rows), "out": str(tmp_path / "run"), "resume": "must"}])], tmp_path)
+    launch_rounds([(ranks, [{"config": tree(rows), "out": str(tmp_path / "run"), "resume": "must"}])], tmp_path)
     assert decided(tmp_path / "run") == decided(whole / "auto")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole / "auto"), rtol=1e-5)
 

@@ -1,6 +1,7 @@
 """Rows of shuffle windows: row groups are decoded once, and rows can be dealt by cost to steps and ranks."""
 
 import heapq
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -41,26 +42,6 @@ class WindowRows:
         return found.take(row_slice) if found else self._decode(row_slice, None)
 
 
-class KeptRows:
-    """The decoded row groups of a small data set: each is decoded once, and kept for later epochs.
-
-    Otherwise decoding takes 4 % of the speed of DeepFM on MovieLens-100k, in batches of 1,024 on two cores.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[RowGroup, Rows] = {}
-        self._lock = Lock()  # several lanes, and so threads, may need the same row group
-
-    def decode(self, decode: Decode, row_slice: RowSlice, order: np.ndarray | None) -> Rows:
-        """Returns a slice of a row group, as `decode` does; the first call decodes the whole row group."""
-        group = row_slice.group
-        with self._lock:
-            if group not in self._rows:
-                self._rows[group] = decode(RowSlice(group, 0, group.rows), None)
-            rows = self._rows[group].slice(row_slice.start, row_slice.stop)
-        return rows if order is None else rows.take(order)
-
-
 @dataclass
 class SharedRows:
     """A row group that several windows need: decoded once, and kept until the last slice is taken.
@@ -84,6 +65,23 @@ class SharedRows:
             self.uses -= 1
             self._rows = rows if self.uses else None
         return rows.slice(row_slice.start - self.whole.start, row_slice.stop - self.whole.start)
+
+
+class KeptRows:
+    """The decoded row groups of a small data set: each is decoded once, and kept for later epochs.
+
+    Otherwise decoding takes 4 % of the speed of DeepFM on MovieLens-100k, in batches of 1,024 on two cores.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[RowGroup, SharedRows] = {}
+
+    def decode(self, decode: Decode, row_slice: RowSlice, order: np.ndarray | None) -> Rows:
+        """Returns a slice of a row group, as `decode` does; the first call decodes the whole row group."""
+        group = row_slice.group
+        whole = SharedRows(RowSlice(group, 0, group.rows), sys.maxsize, decode)
+        rows = self._groups.setdefault(group, whole).take(row_slice)  # a dict's own lock serves several threads
+        return rows if order is None else rows.take(order)
 
 
 def shared(slices: Iterable[RowSlice], decode: Decode) -> dict[RowGroup, SharedRows]:
